@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from ctypes import byref, c_uint8, c_uint64
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self, cast
+from typing import cast
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,6 +176,14 @@ class NativeDirectory:
         entries: the entries part, at a multiple of 64 bytes in memory; kept alive, never written.
         label: name of the directory in errors.
 
+    Attributes:
+        label: as given.
+        count: number of samples.
+        data_bytes: length of the data space in bytes, as stored in the segment.
+        chunk_bytes: chunk size of the volume in bytes, as stored in the segment.
+        names_bytes: length of the names part in bytes.
+        empty_count: number of directories without samples.
+
     Raises:
         FormatError: the part is malformed (ChecksumError, TruncatedError, VersionError).
         UsageError: the memory is misaligned.
@@ -183,18 +192,18 @@ class NativeDirectory:
     """
 
     def __init__(self, entries: NDArray[np.uint8], *, label: str) -> None:
-        self._label = label
-        self._entries = entries
-        self._names: NDArray[np.uint8] | None = None
         handle = Handle(library().dlfs_directory_close, entries)
         code = library().dlfs_directory_open(entries.ctypes.data, entries.nbytes, byref(handle))
         if code == abi.E_FORMAT:
-            _check_version(self._entries, label)
+            _check_version(entries, label)
         check(code, f"open {label}")
-        self._own(handle)
+        self._own(handle, entries, label)
 
-    def _own(self, handle: Handle) -> None:
+    def _own(self, handle: Handle, entries: NDArray[np.uint8], label: str) -> None:
         """Take the handle of an open directory; the first object that it keeps are the entries."""
+        self.label = label
+        self._entries = entries
+        self._names: NDArray[np.uint8] | None = None
         self._handle: Handle | None = handle
         self.count: int = library().dlfs_directory_count(handle)
         self.data_bytes: int = library().dlfs_directory_data_bytes(handle)
@@ -202,22 +211,18 @@ class NativeDirectory:
         self.chunk_bytes: int = library().dlfs_directory_chunk_bytes(handle)
         self.empty_count: int = library().dlfs_directory_empty_count(handle)
 
-    @classmethod
-    def of_parts(
-        cls,
+    def _open_parts(
+        self,
         whole: NativeDirectory,
         locations: NDArray[np.uint8],
         order: NDArray[np.uint64] | None,
-        *,
-        label: str,
-    ) -> Self:
-        """Open a directory of a part of each sample; it has no names.
+    ) -> None:
+        """Open a directory of a part of each sample; it has the names of the whole one.
 
         Args:
             whole: directory of the samples.
             locations: locations of the parts, ``uint8[16 * count]``; kept alive, not copied.
             order: indices sorted by (address, index), ``uint64[count]``; None: as in ``whole``.
-            label: name of the directory in errors.
 
         Raises:
             UsageError: the arrays are not of the directory's length.
@@ -226,10 +231,7 @@ class NativeDirectory:
             locations.nbytes != whole.count * LOCATION_BYTES
             or len(range(whole.count) if order is None else order) != whole.count
         ):
-            raise UsageError(f"open {label}: expected {whole.count} locations")
-        made = cls.__new__(cls)
-        made._label = label
-        made._entries, made._names = locations, None
+            raise UsageError(f"open {whole.label}: expected {whole.count} locations")
         dtype = np.uint32 if whole.count < _WIDE_INDICES_MIN else np.uint64
         stored = None if order is None else np.ascontiguousarray(order, dtype)
         owner = whole.handle
@@ -240,9 +242,8 @@ class NativeDirectory:
             None if stored is None else stored.ctypes.data,
             byref(handle),
         )
-        check(code, f"open {label}")
-        made._own(handle)
-        return made
+        check(code, f"open {whole.label}")
+        self._own(handle, locations, whole.label)
 
     @property
     def handle(self) -> Handle:
@@ -253,18 +254,13 @@ class NativeDirectory:
         """
         handle = self._handle
         if handle is None:
-            raise ClosedError(f"use {self._label}: it is closed")
+            raise ClosedError(f"use {self.label}: it is closed")
         return handle
 
     @property
-    def dataset_uuid(self) -> bytes:
-        """The 16 bytes of the dataset's UUID."""
-        return self._entries[16:32].tobytes()
-
-    @property
-    def has_names(self) -> bool:
-        """Return True if the names part is attached."""
-        return self._names is not None
+    def dataset_uuid(self) -> UUID:
+        """UUID of the dataset, as stored in the segment."""
+        return UUID(bytes=self._entries[16:32].tobytes())
 
     def attach_names(self, names: NDArray[np.uint8]) -> None:
         """Give the directory its names part, once; it is kept alive, never written.
@@ -274,16 +270,16 @@ class NativeDirectory:
             UsageError: there is one already, or the memory is misaligned.
         """
         if self._names is not None:
-            raise UsageError(f"attach names to {self._label}: it has its names")
+            raise UsageError(f"attach names to {self.label}: it has its names")
         handle = self.handle
         handle.keeps += (names,)
         code = library().dlfs_directory_attach_names(handle, names.ctypes.data, names.nbytes)
         # A call that a fork or an exception cut off from its caller has attached the same bytes.
         if code != -errno.EALREADY:
-            check(code, f"attach {names.nbytes} bytes of names to {self._label}")
+            check(code, f"attach {names.nbytes} bytes of names to {self.label}")
         self._names = names
 
-    def verify(self, part: int, memory: NDArray[np.uint8]) -> None:
+    def verify_memory(self, part: int, memory: NDArray[np.uint8]) -> None:
         """Check every block of a part (0 entries, 1 names) against the directory's checksums.
 
         The entries that the directory is open over must also list all samples in storage order,
@@ -300,12 +296,12 @@ class NativeDirectory:
             self.handle, part, memory.ctypes.data, memory.nbytes, byref(bad)
         )
         name = ("entries", "names")[part]
-        where = f"verify the {name} of {self._label} at byte {bad.value * 4096}"
+        where = f"verify the {name} of {self.label} at byte {bad.value * 4096}"
         if code == abi.E_CHECKSUM:
             raise error_for(code, where)
         if code == abi.E_FORMAT:
             raise error_for(code, where, reason=_UNSORTED)
-        check(code, f"verify the {name} of {self._label} in {memory.nbytes} bytes")
+        check(code, f"verify the {name} of {self.label} in {memory.nbytes} bytes")
 
     def verify_own(self) -> None:
         """Check every block of the parts in use: the entries, and the names when they are attached.
@@ -314,32 +310,32 @@ class NativeDirectory:
             ChecksumError: a block is bad; the message has its offset in the part.
             FormatError: the samples are not listed in storage order; the message has the offset.
         """
-        self.verify(0, self._entries)
+        self.verify_memory(0, self._entries)
         if self._names is not None:
-            self.verify(1, self._names)
+            self.verify_memory(1, self._names)
 
-    def locations(self) -> NDArray[np.uint8]:
+    def packed_locations(self) -> NDArray[np.uint8]:
         """Return the locations in the entries part: ``uint8[16 * count]``, read-only."""
-        handle = self.handle
-        entries = cast("NDArray[np.uint8]", handle.keeps[0])
-        base = library().dlfs_directory_locations(handle) or 0
-        first = base - entries.ctypes.data
-        view = entries[first : first + LOCATION_BYTES * self.count]
-        view.flags.writeable = False
-        return view
+        base = library().dlfs_directory_locations(self.handle)
+        return self._view(base, LOCATION_BYTES * self.count)
 
+    @property
     def parts(self) -> NDArray[np.uint32]:
-        """Return the CRC32C of each part of a sample larger than a chunk, by chunk, read-only.
+        """CRC32C of each part of a sample larger than a chunk, a read-only view.
 
-        Empty if no sample is larger than a chunk; else ``uint32[data_bytes / chunk_bytes]``, 0 for
-        chunks without such a part.
+        ``uint32[n_chunks]`` by the number of the chunk in the data space: a part is the bytes of
+        the sample in one chunk, and 0 stands for a chunk without one. Empty if no sample is larger
+        than a chunk.
         """
-        handle = self.handle
-        entries = cast("NDArray[np.uint8]", handle.keeps[0])
         count = c_uint64()
-        base = library().dlfs_directory_parts(handle, byref(count)) or 0
-        first = base - entries.ctypes.data
-        view = entries[first : first + 4 * count.value].view(np.uint32)
+        base = library().dlfs_directory_parts(self.handle, byref(count))
+        return self._view(base, 4 * count.value).view(np.uint32)
+
+    def _view(self, base: int | None, size: int) -> NDArray[np.uint8]:
+        """Return a read-only view of the bytes at an address in the entries part."""
+        entries = cast("NDArray[np.uint8]", self.handle.keeps[0])
+        first = (base or 0) - entries.ctypes.data
+        view = entries[first : first + size]
         view.flags.writeable = False
         return view
 
@@ -353,20 +349,23 @@ class NativeDirectory:
         code = library().dlfs_directory_verify_parts(self.handle, byref(bad))
         if code == abi.E_FORMAT:
             return bad.value
-        check(code, f"verify the parts of {self._label}")
+        check(code, f"verify the parts of {self.label}")
         return None
 
-    def order(self, first: int, count: int) -> NDArray[np.uint64]:
+    def order(self, first: int = 0, count: int | None = None) -> NDArray[np.uint64]:
         """Return the indices at ranks first..first+count-1 of storage order, ``uint64[count]``.
+
+        By default, those of all ranks that follow.
 
         Raises:
             UsageError: out of range.
             FormatError: the order names a sample that does not exist.
         """
+        count = self.count - first if count is None else count
         self._check_range("list the storage order", first, count)
         out = np.empty(count, np.uint64)
         code = library().dlfs_directory_order(self.handle, first, count, out.ctypes.data)
-        check(code, f"list the storage order of {self._label} from rank {first}")
+        check(code, f"list the storage order of {self.label} from rank {first}")
         return out
 
     def rank_at(self, address: int) -> int:
@@ -374,20 +373,26 @@ class NativeDirectory:
         rank: int = library().dlfs_directory_rank_at(self.handle, address)
         return rank
 
-    def find(self, text: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Find the indices of packed paths, ``int64[n]``; -1 where no sample has the path.
+    def find_packed(
+        self, text: NDArray[np.uint8], offsets: NDArray[np.uint64]
+    ) -> NDArray[np.int64]:
+        """Find packed paths, ``text[offsets[i]:offsets[i + 1]]``; the index is -1 if not found.
+
+        Args:
+            text: uint8[n_bytes].
+            offsets: uint64[n_paths + 1], rising.
 
         Raises:
-            UsageError: the arrays are not packed paths, or names are not attached.
+            UsageError: the arrays are not such, or names are not attached.
             FormatError: the tree or the names are malformed.
         """
         _check_packed(text, offsets)
-        self._check_names()
+        self.load_names()
         out = np.empty(len(offsets) - 1, np.uint64)
         code = library().dlfs_directory_find(
             self.handle, text.ctypes.data, offsets.ctypes.data, len(out), out.ctypes.data
         )
-        check(code, f"look {len(out)} paths up in {self._label}")
+        check(code, f"look {len(out)} paths up in {self.label}")
         return out.view(np.int64)
 
     def find_one(self, path: bytes) -> int:
@@ -397,11 +402,11 @@ class NativeDirectory:
             UsageError: names are not attached.
             FormatError: the tree or the names are malformed.
         """
-        self._check_names()
+        self.load_names()
         offsets = (c_uint64 * 2)(0, len(path))
         out = c_uint64()
         code = library().dlfs_directory_find(self.handle, path, offsets, 1, byref(out))
-        check(code, f"look a path up in {self._label}")
+        check(code, f"look a path up in {self.label}")
         return -1 if out.value == _NOT_FOUND else out.value
 
     def lower_bound(self, path: bytes) -> int:
@@ -411,11 +416,7 @@ class NativeDirectory:
             UsageError: names are not attached.
             FormatError: the names are malformed.
         """
-        self._check_names()
-        index = c_uint64()
-        code = library().dlfs_directory_lower_bound(self.handle, path, len(path), byref(index))
-        check(code, f"search the names of {self._label}")
-        return index.value
+        return self._search(library().dlfs_directory_lower_bound, path, "names")
 
     def empty_lower_bound(self, path: bytes) -> int:
         """Find the number of the first empty directory whose path and a slash are >= a path.
@@ -426,12 +427,17 @@ class NativeDirectory:
             UsageError: names are not attached.
             FormatError: the names are malformed.
         """
-        self._check_names()
+        search = library().dlfs_directory_empty_lower_bound
+        return self._search(search, path, "empty directories") if self.empty_count else 0
+
+    def _search(self, search: Callable[..., int], path: bytes, what: str) -> int:
+        """Find where a path is in one of the two lists of names."""
+        self.load_names()
         number = c_uint64()
-        code = library().dlfs_directory_empty_lower_bound(
-            self.handle, path, len(path), byref(number)
+        check(
+            search(self.handle, path, len(path), byref(number)),
+            f"search the {what} of {self.label}",
         )
-        check(code, f"search the empty directories of {self._label}")
         return number.value
 
     def empty_names(self, first: int, count: int) -> list[bytes]:
@@ -441,29 +447,32 @@ class NativeDirectory:
             UsageError: out of range, or names are not attached.
             FormatError: the names are malformed.
         """
-        self._check_names()
+        action = f"list the empty directories of {self.label}"
+        decode = library().dlfs_directory_empty_names
+        return self._decode_range(decode, first, count, action) if self.empty_count else []
 
-        def decode(done: int, *out: int) -> int:
-            return library().dlfs_directory_empty_names(  # type: ignore[no-any-return]
-                self.handle, first + done, count - done, *out
-            )
-
-        return self._decode(count, decode, f"list the empty directories of {self._label}")
-
-    def names(self, first: int, count: int) -> list[bytes]:
-        """Return the paths of the samples first..first+count-1.
+    def names(self, first: int = 0, count: int | None = None) -> list[bytes]:
+        """Return the paths of the samples first..first+count-1; to the end by default.
 
         Raises:
             UsageError: out of range, or names are not attached.
             FormatError: the names are malformed.
         """
+        count = self.count - first if count is None else count
         self._check_range("list names", first, count)
-        self._check_names()
+        action = f"list the names of {self.label} from index {first}"
+        return self._decode_range(library().dlfs_directory_names, first, count, action)
 
-        def decode(done: int, *out: int) -> int:
-            return library().dlfs_directory_names(self.handle, first + done, count - done, *out)  # type: ignore[no-any-return]
-
-        return self._decode(count, decode, f"list the names of {self._label} from index {first}")
+    def _decode_range(
+        self, function: Callable[..., int], first: int, count: int, action: str
+    ) -> list[bytes]:
+        """Return consecutive paths of one of the two lists of names."""
+        self.load_names()
+        return self._decode(
+            count,
+            lambda done, *out: function(self.handle, first + done, count - done, *out),
+            action,
+        )
 
     def names_of(self, indices: NDArray[np.uint64]) -> list[bytes]:
         """Return the paths of samples by their indices, in any order.
@@ -475,7 +484,7 @@ class NativeDirectory:
             UsageError: an index is out of range, or names are not attached.
             FormatError: the names are malformed.
         """
-        self._check_names()
+        self.load_names()
 
         def decode(done: int, *out: int) -> int:
             left = indices[done:]
@@ -483,7 +492,7 @@ class NativeDirectory:
                 self.handle, left.ctypes.data, len(left), *out
             )
 
-        return self._decode(len(indices), decode, f"list {len(indices)} names of {self._label}")
+        return self._decode(len(indices), decode, f"list {len(indices)} names of {self.label}")
 
     def _decode(self, count: int, decode: Callable[..., int], action: str) -> list[bytes]:
         """Return paths that a function decodes, as many at a time as its text has room for.
@@ -514,11 +523,17 @@ class NativeDirectory:
     def _check_range(self, action: str, first: int, count: int) -> None:
         if first < 0 or count < 0 or first + count > self.count:
             raise UsageError(
-                f"{action} of {self._label}: expected a range in 0..{self.count}, "
+                f"{action} of {self.label}: expected a range in 0..{self.count}, "
                 f"got {first}..{first + count}"
             )
 
-    def _check_names(self) -> None:
+    def load_names(self) -> None:
+        """Check that the names are attached.
+
+        Raises:
+            ClosedError: the directory is closed.
+            UsageError: they are not attached.
+        """
         if self._names is None:
             _ = self.handle  # raises ClosedError if another thread has closed the directory
-            raise UsageError(f"use the names of {self._label}: expected them attached first")
+            raise UsageError(f"use the names of {self.label}: expected them attached first")

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
 from itertools import pairwise
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -71,7 +70,7 @@ def _listing_key(entry: Entry) -> bytes:
     return entry.name + b"/" if entry.is_directory else entry.name
 
 
-class FrozenDirectory(Closing):
+class FrozenDirectory(NativeDirectory, Closing):
     """The directory of one dataset.
 
     Args:
@@ -95,44 +94,22 @@ class FrozenDirectory(Closing):
         release: Callable[[], None] | None = None,
         descriptors: Callable[[], Sequence[int]] = tuple,
     ) -> None:
-        self._native = NativeDirectory(entries, label=label)
+        super().__init__(entries, label=label)
         self._load_names = load_names
         self._loading = Lock()
-        self._label = label
         self._release = release
         self._descriptors = descriptors
 
     def __len__(self) -> int:
-        return self._native.count
-
-    @property
-    def label(self) -> str:
-        """Name of the directory in errors."""
-        return self._label
-
-    @property
-    def native(self) -> NativeDirectory:
-        """Handle for C functions of the reader. It keeps the memory alive, not this object."""
-        return self._native
-
-    @property
-    def dataset_uuid(self) -> UUID:
-        """UUID of the dataset, as stored in the segment."""
-        return UUID(bytes=self._native.dataset_uuid)
-
-    @property
-    def data_bytes(self) -> int:
-        """Length of the data space in bytes, as stored in the segment."""
-        return self._native.data_bytes
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Chunk size of the volume in bytes, as stored in the segment."""
-        return self._native.chunk_bytes
+        return self.count
 
     def load_names(self) -> None:
         """Load the names now, not when the first path is looked up or listed."""
-        self._named()
+        if self._names is None:
+            _ = self.handle  # raises ClosedError if another thread has closed the directory
+            with self._loading:
+                if self._names is None:
+                    self.attach_names(self._load_names())
 
     # ---- paths to indices ----------------------------------------------------------------------
 
@@ -142,47 +119,11 @@ class FrozenDirectory(Closing):
         Raises:
             FormatError: the tree or the names are malformed.
         """
-        return self._named().find(*pack_paths(paths))
-
-    def find_one(self, path: bytes) -> int:
-        """Find the index of one path, faster than ``find``; -1 if no sample has the path.
-
-        Raises:
-            FormatError: the tree or the names are malformed.
-        """
-        return self._named().find_one(path)
-
-    def find_packed(
-        self, text: NDArray[np.uint8], offsets: NDArray[np.uint64]
-    ) -> NDArray[np.int64]:
-        """Find packed paths, ``text[offsets[i]:offsets[i + 1]]``; the index is -1 if not found.
-
-        Args:
-            text: uint8[n_bytes].
-            offsets: uint64[n_paths + 1], rising.
-
-        Raises:
-            UsageError: the arrays are not such.
-            FormatError: the tree or the names are malformed.
-        """
-        return self._named().find(text, offsets)
-
-    def lower_bound(self, path: bytes) -> int:
-        """Find the index of the first sample whose path is >= path; ``len`` if there is none."""
-        return self._named().lower_bound(path)
+        return self.find_packed(*pack_paths(paths))
 
     def name(self, index: int) -> bytes:
         """Return the path of one sample, 0 <= index < ``len``."""
-        return self._named().names(index, 1)[0]
-
-    def names(self, first: int = 0, count: int | None = None) -> list[bytes]:
-        """Return the paths of ``count`` samples from index ``first`` on; to the end by default.
-
-        Raises:
-            UsageError: out of range.
-            FormatError: the names are malformed.
-        """
-        return self._named().names(first, len(self) - first if count is None else count)
+        return self.names(index, 1)[0]
 
     def names_of(self, indices: ArrayLike) -> list[bytes]:
         """Return the paths of samples by their indices, in any order.
@@ -192,9 +133,7 @@ class FrozenDirectory(Closing):
             FormatError: the names are malformed.
         """
         action = "look paths up by index"
-        return self._named().names_of(
-            check_indices(indices, len(self), option="indices", action=action)
-        )
+        return super().names_of(check_indices(indices, len(self), option="indices", action=action))
 
     # ---- indices to locations ------------------------------------------------------------------
 
@@ -204,17 +143,7 @@ class FrozenDirectory(Closing):
 
         They are not checked: a caller compares addresses and lengths with ``data_bytes``.
         """
-        return self._native.locations().view(LOCATION)
-
-    @property
-    def parts(self) -> NDArray[np.uint32]:
-        """Return the CRC32C of each part of a sample larger than a chunk, a read-only view.
-
-        ``uint32[n_chunks]`` by the number of the chunk in the data space: a part is the bytes of
-        the sample in one chunk, and 0 stands for a chunk without one. Empty if no sample is larger
-        than a chunk.
-        """
-        return self._native.parts()
+        return self.packed_locations().view(LOCATION)
 
     def addresses(self, indices: ArrayLike | None = None) -> NDArray[np.uint64]:
         """Return the addresses in the data space of some samples, or of all, ``uint64[n]``.
@@ -259,19 +188,6 @@ class FrozenDirectory(Closing):
         """
         return unpack_locations(self._select(indices))[2]
 
-    def order(self, first: int = 0, count: int | None = None) -> NDArray[np.uint64]:
-        """Return the indices from rank ``first`` of storage order on, ``uint64[count]``.
-
-        Raises:
-            UsageError: out of range.
-            FormatError: the order names a sample that does not exist.
-        """
-        return self._native.order(first, len(self) - first if count is None else count)
-
-    def rank_at(self, address: int) -> int:
-        """Find the rank in storage order of the first sample at or after an address."""
-        return self._native.rank_at(address)
-
     # ---- the tree of directories ---------------------------------------------------------------
 
     def subtree_range(self, prefix: bytes) -> tuple[int, int]:
@@ -285,11 +201,6 @@ class FrozenDirectory(Closing):
         first, last = self.subtree_range(prefix)
         return first < last or not prefix or self.empty_at(prefix) >= 0
 
-    @property
-    def empty_count(self) -> int:
-        """Number of the directories that ``empty_directories`` lists."""
-        return self._native.empty_count
-
     def empty_directories(self, prefix: bytes = b"") -> list[bytes]:
         """Return paths of directories without samples at or below a path, in listing order.
 
@@ -298,13 +209,13 @@ class FrozenDirectory(Closing):
         Raises:
             FormatError: the names are malformed.
         """
-        first = self._empty_lower_bound(prefix + b"/") if prefix else 0
-        last = self._empty_lower_bound(prefix + _AFTER_SLASH) if prefix else self.empty_count
-        return [path[:-1] for path in self._empty_names(first, last - first)]
+        first = self.empty_lower_bound(prefix + b"/") if prefix else 0
+        last = self.empty_lower_bound(prefix + _AFTER_SLASH) if prefix else self.empty_count
+        return [path[:-1] for path in self.empty_names(first, last - first)]
 
     def empty_name(self, number: int) -> bytes:
         """Return the path of an empty directory, 0 <= number < ``empty_count``."""
-        return self._named().empty_names(number, 1)[0][:-1]
+        return self.empty_names(number, 1)[0][:-1]
 
     def empty_at(self, prefix: bytes) -> int:
         """Return the number of the first empty directory at or below a path; -1 if none is there.
@@ -313,15 +224,9 @@ class FrozenDirectory(Closing):
             FormatError: the names are malformed.
         """
         base = prefix + b"/" if prefix else b""
-        number = self._empty_lower_bound(base)
-        found = number < self.empty_count and self._empty_names(number, 1)[0].startswith(base)
+        number = self.empty_lower_bound(base)
+        found = number < self.empty_count and self.empty_names(number, 1)[0].startswith(base)
         return number if found else -1
-
-    def _empty_lower_bound(self, path: bytes) -> int:
-        return self._named().empty_lower_bound(path) if self.empty_count else 0
-
-    def _empty_names(self, first: int, count: int) -> list[bytes]:
-        return self._named().empty_names(first, count) if self.empty_count else []
 
     def children(self, prefix: bytes, start_after: bytes | None = None) -> Iterator[Entry]:
         """List one directory, in path order: a subdirectory is sorted as its name and "/".
@@ -363,15 +268,15 @@ class FrozenDirectory(Closing):
             FormatError: the names are malformed or out of order.
         """
         base = prefix + b"/" if prefix else b""
-        at = max(number, self._empty_lower_bound(base))
+        at = max(number, self.empty_lower_bound(base))
         while at < self.empty_count:
-            path = self._empty_names(at, 1)[0]
+            path = self.empty_names(at, 1)[0]
             if not path.startswith(base) or path == base:
                 return
             name = path[len(base) :].partition(b"/")[0]
-            following = self._empty_lower_bound(base + name + _AFTER_SLASH)
+            following = self.empty_lower_bound(base + name + _AFTER_SLASH)
             if following <= at or not name:
-                raise FormatError(f"list {quote(base)} in {self._label}: names out of order")
+                raise FormatError(f"list {quote(base)} in {self.label}: names out of order")
             first, last = self.subtree_range(base + name)
             if first == last:
                 yield EmptyChild(name, at, following)
@@ -407,7 +312,7 @@ class FrozenDirectory(Closing):
         while at < len(names):
             path = names[at]
             if not path.startswith(base):
-                raise FormatError(f"list {quote(base)} in {self._label}: names out of order")
+                raise FormatError(f"list {quote(base)} in {self.label}: names out of order")
             name, slash, _ = path[len(base) :].partition(b"/")
             behind = at + 1
             if slash:
@@ -416,9 +321,7 @@ class FrozenDirectory(Closing):
                 if behind == len(names):
                     behind = self.lower_bound(end) - first
                     if behind < len(names):
-                        raise FormatError(
-                            f"list {quote(base)} in {self._label}: names out of order"
-                        )
+                        raise FormatError(f"list {quote(base)} in {self.label}: names out of order")
             yield DirectoryChild(Entry(name, bool(slash), first + at), first + behind)
             at = behind
 
@@ -440,24 +343,25 @@ class FrozenDirectory(Closing):
                 chunks as none may, the CRC32C of a sample is not that of its parts, or an empty
                 directory is a sample or contains one.
         """
-        self._named().verify_own()
-        bad = self._native.verify_parts()
+        self.load_names()
+        self.verify_own()
+        bad = self.verify_parts()
         if bad is not None:
             raise FormatError(
-                f"verify {self._label}: expected the CRC32C of sample {bad} "
+                f"verify {self.label}: expected the CRC32C of sample {bad} "
                 f"{quote(self.name(bad))} to be that of its parts"
             )
         before = b""
         for first in range(0, len(self), _LIST_MANY):
             names = self.names(first, min(_LIST_MANY, len(self) - first))
             if any(a >= b for a, b in pairwise([before, *names])):
-                raise FormatError(f"verify {self._label}: names out of order at index {first}")
+                raise FormatError(f"verify {self.label}: names out of order at index {first}")
             before = names[-1]
         self._verify_empty()
 
     def _verify_empty(self) -> None:
         """Check that empty directories are in order, and neither contain nor are anything else."""
-        for before, path in pairwise([b"", *self._empty_names(0, self.empty_count)]):
+        for before, path in pairwise([b"", *self.empty_names(0, self.empty_count)]):
             plain = path[:-1]
             parents = [plain[:at] for at, byte in enumerate(plain) if byte == ord("/")]
             first, last = self.subtree_range(plain)
@@ -465,12 +369,12 @@ class FrozenDirectory(Closing):
             nested = bool(before) and path.startswith(before)
             if path_problem(plain) or not path.endswith(b"/") or path <= before or nested or taken:
                 raise FormatError(
-                    f"verify {self._label}: {quote(plain)} is no empty directory of its own"
+                    f"verify {self.label}: {quote(plain)} is no empty directory of its own"
                 )
 
     def close(self) -> None:
         """Release the memory. Idempotent. Views of ``locations`` must be gone."""
-        self._native.close()
+        super().close()
         release, self._release = self._release, None
         if release:
             release()
@@ -485,22 +389,14 @@ class FrozenDirectory(Closing):
 
     def names_descriptor(self) -> int:
         """Return the descriptor of the names part's file; see ``entries_descriptor``."""
-        self._named()
+        self.load_names()
         return self._descriptor(1)
 
     def _descriptor(self, part: int) -> int:
         descriptors = self._descriptors()
         if part >= len(descriptors) or descriptors[part] < 0:
-            raise UsageError(f"share {self._label}: expected it in a file, got plain memory")
+            raise UsageError(f"share {self.label}: expected it in a file, got plain memory")
         return descriptors[part]
-
-    def _named(self) -> NativeDirectory:
-        """Return the native directory with its names loaded."""
-        if not self._native.has_names:
-            with self._loading:
-                if not self._native.has_names:
-                    self._native.attach_names(self._load_names())
-        return self._native
 
     def _select(self, indices: ArrayLike | None) -> NDArray[Any]:
         locations = self.locations

@@ -12,7 +12,6 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from dlfs._native.directory import NativeDirectory
 from dlfs.directory.frozen import FrozenDirectory
 from dlfs.format.location import unpack_locations
 
@@ -30,10 +29,7 @@ class PartDirectory(FrozenDirectory):
 
     def __init__(self, whole: FrozenDirectory, locations: NDArray[Any]) -> None:
         self._whole = whole
-        self._label = whole.label
-        self._native = NativeDirectory.of_parts(
-            whole.native, locations.view(np.uint8), _order(whole, locations), label=whole.label
-        )
+        self._open_parts(whole, locations.view(np.uint8), _order(whole, locations))
         self._release = None
         self._descriptors = tuple
 
@@ -44,11 +40,12 @@ class PartDirectory(FrozenDirectory):
 
     @property
     def parts(self) -> NDArray[np.uint32]:
-        """Return the CRC32C of each part of a whole sample larger than a chunk."""
+        """CRC32C of each part of a whole sample larger than a chunk."""
         return self._whole.parts
 
-    def _named(self) -> NativeDirectory:
-        return self._whole._named()
+    def load_names(self) -> None:
+        """Load the names of the whole directory, which are those of this one."""
+        self._whole.load_names()
 
 
 def _order(whole: FrozenDirectory, locations: NDArray[Any]) -> NDArray[np.uint64] | None:

@@ -30,7 +30,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import hashlib
 import mmap
 import os
@@ -40,6 +39,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -128,7 +128,7 @@ def load_directory(
             release=loader.release,
             descriptors=loader.descriptors,
         )
-        _check_identity(directory.native, identity, sizes)  # another process may have read it
+        _check_identity(directory, identity, sizes)  # another process may have read it
     except BaseException:
         loader.release()
         raise
@@ -149,11 +149,11 @@ class _Loader:
     parts: list[Part] = field(default_factory=list)
 
     def load_entries(self) -> NDArray[np.uint8]:
-        return self._load("entries", self.sizes.entries_bytes, self._fill_entries)
+        return self._load(0, self.sizes.entries_bytes)
 
     def load_names(self) -> NDArray[np.uint8]:
         with self.uses or contextlib.nullcontext(), limit_call():
-            names = self._load("names", self.sizes.names_bytes, self._fill_names)
+            names = self._load(1, self.sizes.names_bytes)
         self.readers = ()  # which keep devices open
         return names
 
@@ -164,27 +164,21 @@ class _Loader:
     def descriptors(self) -> tuple[int, ...]:
         return tuple(part.descriptor for part in self.parts)
 
-    def _load(self, name: str, size: int, fill: Callable[[memoryview], None]) -> NDArray[np.uint8]:
-        part = open_part(self.root, f"{self.key}-{name}", size, fill, self.wait_s)
+    def _load(self, number: int, size: int) -> NDArray[np.uint8]:
+        name = f"{self.key}-{('entries', 'names')[number]}"
+        part = open_part(self.root, name, size, partial(self._fill, number), self.wait_s)
         self.parts.append(part)
         return part.memory
 
-    def _fill_entries(self, memory: memoryview) -> None:
-        entries = np.frombuffer(memory, np.uint8)
-        self._fill(0, memory, lambda: self._verify(entries, 0, entries))
-
-    def _fill_names(self, memory: memoryview) -> None:
-        names = np.frombuffer(memory, np.uint8)
-        entries = self.parts[0].memory
-        self._fill(self.sizes.entries_bytes, memory, lambda: self._verify(entries, 1, names))
-
-    def _fill(self, address: int, memory: memoryview, verify: Callable[[], None]) -> None:
-        """Read a part from the first source that has it intact."""
+    def _fill(self, part: int, memory: memoryview) -> None:
+        """Read a part (0 entries, 1 names) from the first source that has it intact."""
+        loaded = np.frombuffer(memory, np.uint8)
+        entries = self.parts[0].memory if part else loaded
         problem: FormatError | None = None
         for read_into in self.readers:
-            read_into(address, memory)
+            read_into(self.sizes.entries_bytes if part else 0, memory)
             try:
-                verify()
+                self._verify(entries, part, loaded)
             except FormatError as error:
                 problem = problem or error
             else:
@@ -195,7 +189,7 @@ class _Loader:
     def _verify(self, entries: NDArray[np.uint8], part: int, memory: NDArray[np.uint8]) -> None:
         directory = NativeDirectory(entries, label=self.identity.label)
         try:
-            directory.verify(part, memory)
+            directory.verify_memory(part, memory)
             _check_identity(directory, self.identity, self.sizes)
         finally:
             directory.close()
@@ -209,7 +203,7 @@ def _key(identity: DirectoryIdentity, header: NDArray[np.uint8]) -> str:
 def _check_identity(
     directory: NativeDirectory, identity: DirectoryIdentity, sizes: DirectorySizes
 ) -> None:
-    got = UUID(bytes=directory.dataset_uuid), directory.names_bytes
+    got = directory.dataset_uuid, directory.names_bytes
     if got != (identity.dataset_uuid, sizes.names_bytes):
         raise FormatError(
             f"open {identity.label}: expected the dataset {identity.dataset_uuid} with "
@@ -315,12 +309,8 @@ class _Place:
     """The user's directory of shared parts."""
 
     def __init__(self, folder: Descriptor) -> None:
-        self._folder = folder
-
-    @property
-    def descriptor(self) -> int:
-        """Descriptor of the directory."""
-        return self._folder.value
+        self._folder = folder  # which it closes
+        self.descriptor = folder.value
 
     @classmethod
     def open(cls, root: Path) -> _Place | None:
@@ -454,7 +444,10 @@ class _Place:
         self._unlink(loading)  # left by a process that was killed while loading
         file = self._open_file(loading, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            _allocate(file.value, size)
+            try:  # now: a full file system is an error here, not a later SIGBUS
+                os.posix_fallocate(file.value, 0, size)
+            except OSError as error:
+                raise _UnusableError from error
             memory = mmap.mmap(file.value, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
             fill(memoryview(memory))
             os.fchmod(file.value, 0o400)
@@ -533,14 +526,6 @@ class _UnusableError(Exception):
     """Shared memory cannot be used for this part, but private memory can."""
 
 
-def _allocate(descriptor: int, size: int) -> None:
-    """Allocate all pages of a file now: a full file system is an error here, not a later SIGBUS."""
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        raise _UnusableError from error
-
-
 def _try_flock(file: Descriptor, kind: int) -> bool:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
@@ -595,6 +580,6 @@ os.register_at_fork(
     before=_before_fork,
     # The owners close the child's descriptors in the parent; the child's locks stay. No bytecode
     # runs, in which Ctrl-C would be lost: exceptions of these hooks are ignored.
-    after_in_parent=functools.partial(setattr, _forking, "spares", ()),
+    after_in_parent=partial(setattr, _forking, "spares", ()),
     after_in_child=_after_fork_in_child,
 )

@@ -47,7 +47,7 @@ class Sequence:
         self._count = len(directory) if selection is None else len(selection)
         if selection is not None:
             self._native = NativeSequence.choose(
-                directory.native,
+                directory,
                 kind=selection.kind,
                 indices=selection.indices,
                 weights=selection.weights,
@@ -57,7 +57,7 @@ class Sequence:
             )
             return
         self._native = NativeSequence(
-            directory.native,
+            directory,
             chunk_bytes=chunk_bytes,
             order=options.shuffle or "storage",
             seed=options.seed,

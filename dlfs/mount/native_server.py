@@ -373,8 +373,7 @@ class NativeMount:
     def _attach(self, dataset: ShownDataset, loaded: Dataset) -> None:
         """Have the library read a loaded dataset."""
         reader = loaded.session.reader
-        directory = loaded.directory.native
-        self._fuse.open_dataset(dataset.number, directory, _native_reader(reader))
+        self._fuse.open_dataset(dataset.number, loaded.directory, _native_reader(reader))
         self._readers[dataset.number] = reader
         dataset.pin()  # until it is withdrawn
         if self._inherited is not None:

@@ -336,7 +336,7 @@ class ServiceConnection:
             lambda: _open_channel(control, identity),
             timeout_ms=int(ANSWER_GRACE_S * 1000) + state.read_timeout_ms,
             service=self.uri,
-            directory=directory.native,
+            directory=directory,
             parts=bool(state.fields),
         )
         return SampleReader(

@@ -7,7 +7,6 @@ directory from that of another dataset which had the same chunks: a stale member
 from __future__ import annotations
 
 from collections.abc import Sequence
-from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,10 +49,10 @@ def _verify(memory: NDArray[np.uint8], record: DatasetRecord) -> None:
     label = f"the directory of {record.uuid}"
     directory = NativeDirectory(entries, label=label)
     try:
-        found = UUID(bytes=directory.dataset_uuid)
+        found = directory.dataset_uuid
         if found != record.uuid:
             raise FormatError(f"{label}: expected this dataset UUID, got {found}")
-        directory.verify(0, entries)
-        directory.verify(1, memory[record.entries_bytes :][: record.names_bytes])
+        directory.verify_memory(0, entries)
+        directory.verify_memory(1, memory[record.entries_bytes :][: record.names_bytes])
     finally:
         directory.close()

@@ -178,7 +178,7 @@ class _ViewSegment(Segment):
             owners[part.places] = part.source
             reader = readers[part.source]
             order = NativeSequence.choose(
-                reader.directory.native, kind="list", indices=np.ascontiguousarray(part.indices)
+                reader.directory, kind="list", indices=np.ascontiguousarray(part.indices)
             )
             share = StreamOptions(first=0, stride=1, count=len(part.indices), plan=plan)
             streams[part.source] = reader.native.stream(order, share)

@@ -52,8 +52,8 @@ typedef struct dlfs_directory dlfs_directory;
 DLFS_API int dlfs_directory_open(const void *entries, uint64_t entries_bytes, dlfs_directory **out);
 /*
  * Opens a directory for reading a part of each sample of `whole`, such as some of its fields. It
- * has the samples of `whole` with other locations, each within that of the sample, and has no
- * names. Sequences over it have the order of the whole samples. `whole` must outlive it.
+ * has the samples of `whole` with other locations, each within that of the sample, and the names
+ * that `whole` has. Sequences over it have the order of the whole samples. `whole` must outlive it.
  *
  * locations: [count] in index order, borrowed; their checksums are those of the parts.
  * order: [count] the indices sorted by (address, index), u32 each, or u64 if count >= 2^32 - 1;

@@ -169,6 +169,16 @@ static int check_content(const dlfs_directory_content *content)
     return 0;
 }
 
+static int compute_layout(const dlfs_directory_content *content, uint64_t names_bytes,
+                          dlfs_directory_layout *layout)
+{
+    const dlfs_directory_counts counts = {.sample_count = content->count,
+                                          .names_bytes = names_bytes,
+                                          .part_count = content->part_count,
+                                          .empty_count = content->empty_count};
+    return dlfs_directory_layout_compute(&counts, layout);
+}
+
 int dlfs_directory_plan_build(const dlfs_directory_content *content, dlfs_directory_plan *plan)
 {
     dlfs_directory_layout layout;
@@ -184,17 +194,10 @@ int dlfs_directory_plan_build(const dlfs_directory_content *content, dlfs_direct
         return code;
     }
     bytes = (bytes + DLFS_DIRECTORY_BLOCK_BYTES - 1) & ~(uint64_t)(DLFS_DIRECTORY_BLOCK_BYTES - 1);
-    const dlfs_directory_counts counts = {
-        .sample_count = count,
-        .names_bytes = bytes,
-        .part_count = content->part_count,
-        .empty_count = content->empty_count,
-    };
-    code = dlfs_directory_layout_compute(&counts, &layout);
-    if (code < 0) {
-        return code;
+    code = compute_layout(content, bytes, &layout);
+    if (code == 0) {
+        code = choose_seed(content->names, content->offsets, count, &seed);
     }
-    code = choose_seed(content->names, content->offsets, count, &seed);
     if (code < 0) {
         return code;
     }
@@ -315,21 +318,9 @@ static void build_header(const dlfs_directory_layout *layout, const dlfs_directo
     header->data_bytes = content->data_bytes;
     header->chunk_bytes = content->chunk_bytes;
     header->hash_seed = plan->hash_seed;
-    header->index_bytes = layout->index_bytes;
-    header->level_count = layout->level_count;
-    header->entries_bytes = layout->entries_bytes;
-    header->names_bytes = layout->names_bytes;
-    header->entries_checksums_offset = layout->entries_checksums_offset;
-    header->entries_checksum_count = layout->entries_checksum_count;
-    header->names_checksums_offset = layout->names_checksums_offset;
-    header->names_checksum_count = layout->names_checksum_count;
-    header->locations_offset = layout->locations_offset;
-    header->order_offset = layout->order_offset;
-    header->leaves_offset = layout->leaves_offset;
-    header->leaf_count = layout->leaf_count;
-    header->separators_offset = layout->separators_offset;
-    header->separator_count = layout->separator_count;
-    header->name_block_count = layout->name_block_count;
+    memcpy(entries + offsetof(dlfs_directory_header, index_bytes),
+           (const uint8_t *)layout + offsetof(dlfs_directory_layout, index_bytes),
+           DLFS_DIRECTORY_COMMON_BYTES);
     header->parts_offset = layout->parts_offset;
     header->part_count = layout->part_count;
     header->empty_count = layout->empty_count;
@@ -362,11 +353,7 @@ static int check_plan(const dlfs_directory_plan *plan, const dlfs_directory_cont
         plan->sample_count != content->count) {
         return -EINVAL;
     }
-    const dlfs_directory_counts counts = {.sample_count = content->count,
-                                          .names_bytes = plan->names_bytes,
-                                          .part_count = content->part_count,
-                                          .empty_count = content->empty_count};
-    int code = dlfs_directory_layout_compute(&counts, layout);
+    int code = compute_layout(content, plan->names_bytes, layout);
     if (code < 0) {
         return code;
     }

@@ -19,13 +19,9 @@ typedef struct names_walk {
 
 static bool component_is_valid(const uint8_t *component, uint32_t bytes)
 {
-    if (bytes == 0 || bytes > DLFS_COMPONENT_BYTES_MAX) {
-        return false;
-    }
-    if (component[0] != '.') {
-        return true;
-    }
-    return !(bytes == 1 || (bytes == 2 && component[1] == '.'));
+    bool dots =
+        bytes > 0 && component[0] == '.' && (bytes == 1 || (bytes == 2 && component[1] == '.'));
+    return bytes > 0 && bytes <= DLFS_COMPONENT_BYTES_MAX && !dots;
 }
 
 static bool path_is_valid(const uint8_t *path, uint64_t bytes)
@@ -38,13 +34,12 @@ static bool path_is_valid(const uint8_t *path, uint64_t bytes)
         if (path[i] == 0) {
             return false;
         }
-        if (path[i] != '/') {
-            continue;
+        if (path[i] == '/') {
+            if (!component_is_valid(path + start, i - start)) {
+                return false;
+            }
+            start = i + 1;
         }
-        if (!component_is_valid(path + start, i - start)) {
-            return false;
-        }
-        start = i + 1;
     }
     return component_is_valid(path + start, (uint32_t)bytes - start);
 }
@@ -97,27 +92,15 @@ typedef struct path_list {
     uint64_t count;
 } path_list;
 
-static path_list samples_of(const dlfs_directory_content *content)
-{
-    return (path_list){content->names, content->offsets, content->count};
-}
-
-static path_list empty_of(const dlfs_directory_content *content)
-{
-    return (path_list){content->empty_names, content->empty_offsets, content->empty_count};
-}
-
 /* Returns true if path i of one list is before path j of the other, or the other has no more. */
 static bool comes_first(const path_list *one, uint64_t i, const path_list *other, uint64_t j)
 {
     if (i == one->count || j == other->count) {
         return j == other->count;
     }
-    uint64_t bytes = one->offsets[i + 1] - one->offsets[i];
-    uint64_t other_bytes = other->offsets[j + 1] - other->offsets[j];
-    int order = memcmp(one->names + one->offsets[i], other->names + other->offsets[j],
-                       bytes < other_bytes ? bytes : other_bytes);
-    return order != 0 ? order < 0 : bytes < other_bytes;
+    return dlfs_compare_paths(one->names + one->offsets[i], one->offsets[i + 1] - one->offsets[i],
+                              other->names + other->offsets[j],
+                              other->offsets[j + 1] - other->offsets[j]) < 0;
 }
 
 static bool offsets_rise(const path_list *list)
@@ -131,19 +114,17 @@ static bool offsets_rise(const path_list *list)
 }
 
 /* Checks all paths, of samples and of empty directories, in their common order. */
-static int check_paths(const dlfs_directory_content *content)
+static int check_paths(const path_list *samples, const path_list *empty)
 {
-    const path_list samples = samples_of(content);
-    const path_list empty = empty_of(content);
     names_walk walk = {.previous = NULL};
     uint64_t i = 0;
     uint64_t j = 0;
-    if (!offsets_rise(&samples) || !offsets_rise(&empty)) {
+    if (!offsets_rise(samples) || !offsets_rise(empty)) {
         return -EINVAL;
     }
-    while (i < samples.count || j < empty.count) {
-        bool sample = comes_first(&samples, i, &empty, j);
-        const path_list *list = sample ? &samples : &empty;
+    while (i < samples->count || j < empty->count) {
+        bool sample = comes_first(samples, i, empty, j);
+        const path_list *list = sample ? samples : empty;
         uint64_t at = sample ? i++ : j++;
         int code = walk_next(&walk, list->names + list->offsets[at],
                              list->offsets[at + 1] - list->offsets[at], !sample);
@@ -211,12 +192,12 @@ static int encode_list(const path_list *list, encoding *to)
 int dlfs_directory_encode_names(const dlfs_directory_content *content, uint8_t *out,
                                 uint64_t capacity, uint64_t *bytes)
 {
-    const path_list samples = samples_of(content);
-    const path_list empty = empty_of(content);
+    const path_list samples = {content->names, content->offsets, content->count};
+    const path_list empty = {content->empty_names, content->empty_offsets, content->empty_count};
     const uint64_t keys = DLFS_DIRECTORY_NODE_KEYS;
     uint64_t blocks = (samples.count + keys - 1) / keys + (empty.count + keys - 1) / keys;
     encoding to = {.out = out, .capacity = capacity, .used = (blocks + 1) * sizeof(uint64_t)};
-    int code = to.used > capacity ? -EINVAL : check_paths(content);
+    int code = to.used > capacity ? -EINVAL : check_paths(&samples, &empty);
     if (code == 0) {
         code = encode_list(&samples, &to);
     }

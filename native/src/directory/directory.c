@@ -79,25 +79,6 @@ int dlfs_directory_layout_compute(const dlfs_directory_counts *counts,
     return 0;
 }
 
-static bool header_agrees(const dlfs_directory_header *header, const dlfs_directory_layout *layout)
-{
-    return header->header_bytes == sizeof(*header) && header->index_bytes == layout->index_bytes &&
-           header->level_count == layout->level_count &&
-           header->entries_bytes == layout->entries_bytes &&
-           header->entries_checksums_offset == layout->entries_checksums_offset &&
-           header->entries_checksum_count == layout->entries_checksum_count &&
-           header->names_checksums_offset == layout->names_checksums_offset &&
-           header->names_checksum_count == layout->names_checksum_count &&
-           header->locations_offset == layout->locations_offset &&
-           header->order_offset == layout->order_offset &&
-           header->leaves_offset == layout->leaves_offset &&
-           header->leaf_count == layout->leaf_count &&
-           header->separators_offset == layout->separators_offset &&
-           header->separator_count == layout->separator_count &&
-           header->parts_offset == layout->parts_offset &&
-           header->name_block_count == layout->name_block_count;
-}
-
 /*
  * Returns true if the data space consists of chunks, and the table of parts is empty or has an
  * entry for each.
@@ -135,7 +116,11 @@ static int check_header(const dlfs_directory_header *header, dlfs_directory_layo
     if (dlfs_directory_layout_compute(&counts, layout) < 0) {
         return DLFS_E_FORMAT;
     }
-    if (!header_agrees(header, layout) || !chunks_agree(header)) {
+    if (header->header_bytes != sizeof(*header) || header->parts_offset != layout->parts_offset ||
+        memcmp((const uint8_t *)header + offsetof(dlfs_directory_header, index_bytes),
+               (const uint8_t *)layout + offsetof(dlfs_directory_layout, index_bytes),
+               DLFS_DIRECTORY_COMMON_BYTES) != 0 ||
+        !chunks_agree(header)) {
         return DLFS_E_FORMAT;
     }
     uint64_t offsets_bytes = (layout->name_block_count + 1) * sizeof(uint64_t);
@@ -211,7 +196,6 @@ int dlfs_directory_open_parts(const dlfs_directory *whole, const dlfs_location *
     directory->leaves = whole->leaves;
     directory->separators = whole->separators;
     directory->parts = whole->parts;
-    atomic_init(&directory->names, NULL);
     *out = directory;
     return 0;
 }

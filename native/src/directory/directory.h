@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "dlfs/dlfs.h"
 
@@ -80,10 +81,15 @@ typedef struct dlfs_directory_counts {
 /* The positions of all sections. */
 typedef struct dlfs_directory_layout {
     uint64_t sample_count;
-    uint64_t names_bytes;
     uint64_t part_count;
     uint64_t empty_count;
+    uint64_t parts_offset;
+    uint64_t leaf_bytes; /* bytes of one leaf */
+    uint32_t
+        index_bytes; /* this field and the next ones, up to level_first, are as in the header */
+    uint32_t level_count;
     uint64_t entries_bytes;
+    uint64_t names_bytes;
     uint64_t entries_checksums_offset;
     uint64_t entries_checksum_count;
     uint64_t names_checksums_offset;
@@ -92,16 +98,20 @@ typedef struct dlfs_directory_layout {
     uint64_t order_offset;
     uint64_t leaves_offset;
     uint64_t leaf_count;
-    uint64_t leaf_bytes; /* bytes of one leaf */
     uint64_t separators_offset;
     uint64_t separator_count;
-    uint64_t parts_offset;
     uint64_t name_block_count; /* leaf_count for samples, and then those of empty directories */
-    uint32_t index_bytes;
-    uint32_t level_count;
     uint64_t level_first[DLFS_DIRECTORY_LEVELS_MAX]; /* position of a level's first key */
     uint64_t level_keys[DLFS_DIRECTORY_LEVELS_MAX];  /* keys of a level, without padding */
 } dlfs_directory_layout;
+
+/* The fields that the header and the layout have in common, from index_bytes on. */
+#define DLFS_DIRECTORY_COMMON_BYTES \
+    (offsetof(dlfs_directory_header, tables_crc32c) - offsetof(dlfs_directory_header, index_bytes))
+_Static_assert(offsetof(dlfs_directory_layout, level_first) -
+                       offsetof(dlfs_directory_layout, index_bytes) ==
+                   DLFS_DIRECTORY_COMMON_BYTES,
+               "as in the header");
 
 struct dlfs_directory {
     const dlfs_directory *whole; /* the directory whose samples this one has parts of, or NULL */
@@ -117,6 +127,13 @@ struct dlfs_directory {
     const uint32_t *parts;          /* [layout.part_count] */
     _Atomic(const uint8_t *) names; /* NULL until attached */
 };
+
+/* Returns the names part, of the whole directory if this one is of parts; NULL until attached. */
+static inline const uint8_t *dlfs_directory_attached_names(const dlfs_directory *directory)
+{
+    directory = directory->whole != NULL ? directory->whole : directory;
+    return atomic_load_explicit(&directory->names, memory_order_acquire);
+}
 
 /* Computes the layout. -EINVAL: a count is over its limit. */
 int dlfs_directory_layout_compute(const dlfs_directory_counts *counts,
@@ -139,6 +156,14 @@ static inline uint64_t dlfs_location_end(const dlfs_location *location, uint64_t
     uint64_t length = dlfs_location_length(location);
     uint64_t end = dlfs_location_address(location) + length;
     return length > chunk_bytes ? (end + chunk_bytes - 1) & ~(chunk_bytes - 1) : end;
+}
+/* Compares paths like memcmp over the shorter length, then by length: <0, 0, >0. */
+static inline int dlfs_compare_paths(const uint8_t *a, uint64_t a_bytes, const uint8_t *b,
+                                     uint64_t b_bytes)
+{
+    uint64_t shorter = a_bytes < b_bytes ? a_bytes : b_bytes;
+    int order = shorter > 0 ? memcmp(a, b, shorter) : 0;
+    return order != 0 ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 /*
  * Checks a sample larger than a chunk against the CRC32Cs of its parts: it starts a chunk, its

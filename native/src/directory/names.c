@@ -17,11 +17,6 @@
 #define SHORT_BYTES_MAX 127u /* longest length that takes one byte */
 #define NAME_UNUSUAL UINT32_MAX
 
-static const uint8_t *attached_names(const dlfs_directory *directory)
-{
-    return atomic_load_explicit(&directory->names, memory_order_acquire);
-}
-
 int dlfs_directory_name_block(const dlfs_directory *directory, const uint8_t *names, uint64_t block,
                               const uint8_t **begin, const uint8_t **end)
 {
@@ -223,19 +218,12 @@ int dlfs_directory_name_equals(const dlfs_directory *directory, const uint8_t *n
 
 /* ---- decoding -------------------------------------------------------------------------------- */
 
-/* Initialises a cursor before any block; cursor_open gives it one. */
+/* Initialises a cursor before any block; cursor_advance gives it one. */
 static void cursor_init(dlfs_name_cursor *cursor)
 {
     cursor->at = NULL;
     cursor->end = NULL;
     cursor->bytes = 0;
-}
-
-static int cursor_open(const dlfs_directory *directory, const uint8_t *names, uint64_t block,
-                       dlfs_name_cursor *cursor)
-{
-    cursor->bytes = 0;
-    return dlfs_directory_name_block(directory, names, block, &cursor->at, &cursor->end);
 }
 
 static int cursor_next(dlfs_name_cursor *cursor)
@@ -258,7 +246,9 @@ static int cursor_advance(const dlfs_directory *directory, const uint8_t *names,
                           dlfs_name_cursor *cursor)
 {
     if (index % DLFS_DIRECTORY_NODE_KEYS == 0) {
-        int code = cursor_open(directory, names, index / DLFS_DIRECTORY_NODE_KEYS, cursor);
+        cursor->bytes = 0;
+        int code = dlfs_directory_name_block(directory, names, index / DLFS_DIRECTORY_NODE_KEYS,
+                                             &cursor->at, &cursor->end);
         if (code < 0) {
             return code;
         }
@@ -283,59 +273,6 @@ static name_list empty_list(const dlfs_directory *directory)
                        .count = directory->layout.empty_count};
 }
 
-static int64_t decode_range(const dlfs_directory *directory, name_list list, uint64_t first,
-                            uint64_t count, uint8_t *text, uint64_t text_bytes, uint64_t *offsets)
-{
-    const uint8_t *names = attached_names(directory);
-    dlfs_name_cursor cursor;
-
-    if (first > list.count || count > list.count - first || count > INT64_MAX) {
-        return -EINVAL;
-    }
-    if (names == NULL) {
-        return -EAGAIN;
-    }
-    cursor_init(&cursor);
-    first += list.begin;
-    uint64_t used = 0;
-    uint64_t index = first - first % DLFS_DIRECTORY_NODE_KEYS;
-    for (; index < first + count; index++) {
-        int code = cursor_advance(directory, names, index, &cursor);
-        if (code < 0) {
-            return code;
-        }
-        if (index < first) {
-            continue;
-        }
-        if (cursor.bytes > text_bytes - used) {
-            break;
-        }
-        offsets[index - first] = used;
-        memcpy(text + used, cursor.name, cursor.bytes);
-        used += cursor.bytes;
-    }
-    uint64_t fitted = index > first ? index - first : 0;
-    offsets[fitted] = used;
-    return (int64_t)fitted;
-}
-
-int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first, uint64_t count,
-                             uint8_t *text, uint64_t text_bytes, uint64_t *offsets)
-{
-    return decode_range(directory, sample_list(directory), first, count, text, text_bytes, offsets);
-}
-
-uint64_t dlfs_directory_empty_count(const dlfs_directory *directory)
-{
-    return directory->layout.empty_count;
-}
-
-int64_t dlfs_directory_empty_names(const dlfs_directory *directory, uint64_t first, uint64_t count,
-                                   uint8_t *text, uint64_t text_bytes, uint64_t *offsets)
-{
-    return decode_range(directory, empty_list(directory), first, count, text, text_bytes, offsets);
-}
-
 /*
  * Moves to the name with this index: onwards from the name of `before` if that is in the same block
  * and not behind it, else from the start of the block. `before` is UINT64_MAX at first.
@@ -357,14 +294,19 @@ static int cursor_seek(const dlfs_directory *directory, const uint8_t *names, ui
     return 0;
 }
 
-int64_t dlfs_directory_names_of(const dlfs_directory *directory, const uint64_t *indices,
-                                uint64_t count, uint8_t *text, uint64_t text_bytes,
-                                uint64_t *offsets)
+/*
+ * Decodes the names of a list with these indices, or, if that is NULL, from `first` on. Returns the
+ * number of those that the text has room for.
+ */
+static int64_t decode(const dlfs_directory *directory, name_list list, const uint64_t *indices,
+                      uint64_t first, uint64_t count, uint8_t *text, uint64_t text_bytes,
+                      uint64_t *offsets)
 {
-    const uint8_t *names = attached_names(directory);
+    const uint8_t *names = dlfs_directory_attached_names(directory);
     dlfs_name_cursor cursor;
 
-    if (count > INT64_MAX) {
+    if (count > INT64_MAX ||
+        (indices == NULL && (first > list.count || count > list.count - first))) {
         return -EINVAL;
     }
     if (names == NULL) {
@@ -375,14 +317,15 @@ int64_t dlfs_directory_names_of(const dlfs_directory *directory, const uint64_t 
     uint64_t before = UINT64_MAX;
     uint64_t i = 0;
     for (; i < count; i++) {
-        if (indices[i] >= directory->layout.sample_count) {
+        uint64_t index = indices != NULL ? indices[i] : first + i;
+        if (index >= list.count) {
             return -EINVAL;
         }
-        int code = cursor_seek(directory, names, before, indices[i], &cursor);
+        int code = cursor_seek(directory, names, before, list.begin + index, &cursor);
         if (code < 0) {
             return code;
         }
-        before = indices[i];
+        before = list.begin + index;
         if (cursor.bytes > text_bytes - used) {
             break;
         }
@@ -394,80 +337,67 @@ int64_t dlfs_directory_names_of(const dlfs_directory *directory, const uint64_t 
     return (int64_t)i;
 }
 
-/* ---- order ----------------------------------------------------------------------------------- */
-
-/* Compares like memcmp over the shorter length, then by length: <0, 0, >0. */
-static int compare_paths(const uint8_t *a, uint64_t a_bytes, const uint8_t *b, uint64_t b_bytes)
+int64_t dlfs_directory_names(const dlfs_directory *directory, uint64_t first, uint64_t count,
+                             uint8_t *text, uint64_t text_bytes, uint64_t *offsets)
 {
-    int order = memcmp(a, b, a_bytes < b_bytes ? a_bytes : b_bytes);
-    if (order != 0) {
-        return order;
-    }
-    return (a_bytes > b_bytes) - (a_bytes < b_bytes);
+    return decode(directory, sample_list(directory), NULL, first, count, text, text_bytes, offsets);
 }
 
-/* Returns the number of a list's blocks whose first name is < path, by bisection. */
-static int count_blocks_below(const dlfs_directory *directory, name_list list, const uint8_t *names,
-                              const uint8_t *path, uint64_t path_bytes, uint64_t *blocks)
+uint64_t dlfs_directory_empty_count(const dlfs_directory *directory)
 {
-    uint64_t first = list.begin / DLFS_DIRECTORY_NODE_KEYS;
-    uint64_t low = first;
-    uint64_t high = first + (list.count + DLFS_DIRECTORY_NODE_KEYS - 1) / DLFS_DIRECTORY_NODE_KEYS;
+    return directory->layout.empty_count;
+}
+
+int64_t dlfs_directory_empty_names(const dlfs_directory *directory, uint64_t first, uint64_t count,
+                                   uint8_t *text, uint64_t text_bytes, uint64_t *offsets)
+{
+    return decode(directory, empty_list(directory), NULL, first, count, text, text_bytes, offsets);
+}
+
+int64_t dlfs_directory_names_of(const dlfs_directory *directory, const uint64_t *indices,
+                                uint64_t count, uint8_t *text, uint64_t text_bytes,
+                                uint64_t *offsets)
+{
+    return decode(directory, sample_list(directory), indices, 0, count, text, text_bytes, offsets);
+}
+
+/* ---- order ----------------------------------------------------------------------------------- */
+
+static int lower_bound(const dlfs_directory *directory, name_list list, const uint8_t *path,
+                       uint64_t path_bytes, uint64_t *index)
+{
+    const uint8_t *names = dlfs_directory_attached_names(directory);
+    uint64_t low = 0; /* bisects for the number of blocks whose first name is < path */
+    uint64_t high = (list.count + DLFS_DIRECTORY_NODE_KEYS - 1) / DLFS_DIRECTORY_NODE_KEYS;
+    dlfs_name_cursor cursor;
+
+    if (names == NULL) {
+        return -EAGAIN;
+    }
+    cursor_init(&cursor);
     while (low < high) {
         uint64_t middle = low + (high - low) / 2;
-        const uint8_t *at;
-        const uint8_t *end;
-        uint32_t shared;
-        uint32_t bytes;
-        int code = dlfs_directory_name_block(directory, names, middle, &at, &end);
+        int code = cursor_advance(directory, names, list.begin + middle * DLFS_DIRECTORY_NODE_KEYS,
+                                  &cursor);
         if (code < 0) {
             return code;
         }
-        at = read_entry(at, end, 0, &shared, &bytes);
-        if (at == NULL) {
-            return DLFS_E_FORMAT;
-        }
-        if (compare_paths(at - bytes, bytes, path, path_bytes) < 0) {
+        if (dlfs_compare_paths(cursor.name, cursor.bytes, path, path_bytes) < 0) {
             low = middle + 1;
         } else {
             high = middle;
         }
     }
-    *blocks = low - first;
-    return 0;
-}
-
-static int lower_bound(const dlfs_directory *directory, name_list list, const uint8_t *path,
-                       uint64_t path_bytes, uint64_t *index)
-{
-    const uint8_t *names = attached_names(directory);
-    dlfs_name_cursor cursor;
-    uint64_t below;
-
-    if (names == NULL) {
-        return -EAGAIN;
-    }
-    int code = count_blocks_below(directory, list, names, path, path_bytes, &below);
-    if (code < 0) {
-        return code;
-    }
-    if (below == 0) {
-        *index = 0;
-        return 0;
-    }
     /* The answer is in the last block that starts below the path, or right after that block. */
-    uint64_t at = (below - 1) * DLFS_DIRECTORY_NODE_KEYS;
-    uint64_t end = below * DLFS_DIRECTORY_NODE_KEYS;
-    if (end > list.count) {
-        end = list.count;
-    }
-    cursor_init(&cursor);
+    uint64_t at = low > 0 ? (low - 1) * DLFS_DIRECTORY_NODE_KEYS : 0;
+    uint64_t end = low * DLFS_DIRECTORY_NODE_KEYS;
+    end = end < list.count ? end : list.count;
     for (; at < end; at++) {
-        code = cursor_advance(directory, names, list.begin + at, &cursor);
+        int code = cursor_advance(directory, names, list.begin + at, &cursor);
         if (code < 0) {
             return code;
         }
-        if (compare_paths(cursor.name, cursor.bytes, path, path_bytes) >= 0) {
+        if (dlfs_compare_paths(cursor.name, cursor.bytes, path, path_bytes) >= 0) {
             break;
         }
     }

@@ -241,7 +241,7 @@ static int find_group(const dlfs_directory *directory, const uint8_t *names, con
 int dlfs_directory_find(const dlfs_directory *directory, const uint8_t *paths,
                         const uint64_t *offsets, uint64_t count, uint64_t *out)
 {
-    const uint8_t *names = atomic_load_explicit(&directory->names, memory_order_acquire);
+    const uint8_t *names = dlfs_directory_attached_names(directory);
     if (names == NULL) {
         return -EAGAIN;
     }

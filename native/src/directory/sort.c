@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "directory/directory.h"
 #include "dlfs/import.h"
 
 /* Packed paths and their offsets. */
@@ -17,13 +18,10 @@ struct paths {
 
 static bool comes_before(const struct paths *paths, uint64_t one, uint64_t other)
 {
-    uint64_t one_bytes = paths->offsets[one + 1] - paths->offsets[one];
-    uint64_t other_bytes = paths->offsets[other + 1] - paths->offsets[other];
-    uint64_t bytes = one_bytes < other_bytes ? one_bytes : other_bytes;
-    int order = bytes == 0 ? 0
-                           : memcmp(paths->names + paths->offsets[one],
-                                    paths->names + paths->offsets[other], bytes);
-    return order < 0 || (order == 0 && one_bytes < other_bytes);
+    const uint64_t *offsets = paths->offsets;
+    return dlfs_compare_paths(paths->names + offsets[one], offsets[one + 1] - offsets[one],
+                              paths->names + offsets[other],
+                              offsets[other + 1] - offsets[other]) < 0;
 }
 
 /* Merges from[first..middle) and from[middle..end) into the same range of `to`. */

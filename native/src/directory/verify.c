@@ -11,16 +11,19 @@
 
 #define PREFETCH_RANKS 32u
 
-/* Returns the first block whose checksum differs from the table's, or count. */
-static uint64_t first_bad(const uint8_t *blocks, const uint32_t *table, uint64_t count)
+/* Checks blocks against a table of checksums. Sets *bad_block, counted from `first`. */
+static int verify_blocks(const uint8_t *blocks, const void *checksums, uint64_t count,
+                         uint64_t first, uint64_t *bad_block)
 {
+    const uint32_t *table = checksums;
     for (uint64_t i = 0; i < count; i++) {
         const uint8_t *block = blocks + i * DLFS_DIRECTORY_BLOCK_BYTES;
         if (dlfs_crc32c(0, block, DLFS_DIRECTORY_BLOCK_BYTES) != table[i]) {
-            return i;
+            *bad_block = first + i;
+            return DLFS_E_CHECKSUM;
         }
     }
-    return count;
+    return 0;
 }
 
 /*
@@ -57,21 +60,6 @@ static int verify_head(const dlfs_directory *directory, const uint8_t *base, uin
     return 0;
 }
 
-static uint64_t address_of(const dlfs_directory *directory, uint64_t index)
-{
-    return dlfs_location_address(dlfs_directory_location(directory, index));
-}
-
-/* Returns true if a sample lies in chunks as required; a large one needs a table of parts. */
-static bool lies_in_chunks(const dlfs_directory *directory, const dlfs_location *location)
-{
-    uint64_t chunk_bytes = dlfs_directory_chunk_bytes(directory);
-    if (!dlfs_location_fits_chunks(location, chunk_bytes)) {
-        return false;
-    }
-    return dlfs_location_length(location) <= chunk_bytes || directory->layout.part_count > 0;
-}
-
 /*
  * Returns the first rank at which the order does not rise by (address, index), or names no sample
  * or one that lies in chunks, or overlaps another, as none may; or else the number of samples. An
@@ -80,6 +68,7 @@ static bool lies_in_chunks(const dlfs_directory *directory, const dlfs_location 
 static uint64_t first_bad_rank(const dlfs_directory *directory)
 {
     uint64_t count = directory->layout.sample_count;
+    uint64_t chunk_bytes = dlfs_directory_chunk_bytes(directory);
     uint64_t address = 0;
     uint64_t index = 0;
     uint64_t end = 0; /* of what belongs to the samples so far */
@@ -96,60 +85,37 @@ static uint64_t first_bad_rank(const dlfs_directory *directory)
         if (index >= count) {
             return rank;
         }
-        address = address_of(directory, index);
-        bool rises = address > last_address || (address == last_address && index > last_index);
         const dlfs_location *location = dlfs_directory_location(directory, index);
+        address = dlfs_location_address(location);
+        bool rises = address > last_address || (address == last_address && index > last_index);
         bool empty = dlfs_location_length(location) == 0;
-        if ((rank > 0 && !rises) || !lies_in_chunks(directory, location) ||
-            (!empty && address < end)) {
+        bool lacks_parts =
+            dlfs_location_length(location) > chunk_bytes && directory->layout.part_count == 0;
+        if ((rank > 0 && !rises) || !dlfs_location_fits_chunks(location, chunk_bytes) ||
+            lacks_parts || (!empty && address < end)) {
             return rank;
         }
-        end = empty ? end : dlfs_location_end(location, dlfs_directory_chunk_bytes(directory));
+        end = empty ? end : dlfs_location_end(location, chunk_bytes);
     }
     return count;
-}
-
-static int verify_order(const dlfs_directory *directory, uint64_t *bad_block)
-{
-    const dlfs_directory_layout *layout = &directory->layout;
-    uint64_t rank = first_bad_rank(directory);
-    if (rank == layout->sample_count) {
-        return 0;
-    }
-    uint64_t offset = layout->order_offset + rank * layout->index_bytes;
-    *bad_block = offset / DLFS_DIRECTORY_BLOCK_BYTES;
-    return DLFS_E_FORMAT;
 }
 
 static int verify_entries(const dlfs_directory *directory, const uint8_t *base, uint64_t *bad_block)
 {
     const dlfs_directory_layout *layout = &directory->layout;
     int code = verify_head(directory, base, bad_block);
-    if (code < 0) {
+    if (code == 0) {
+        code = verify_blocks(base + layout->locations_offset,
+                             directory->entries + layout->entries_checksums_offset,
+                             layout->entries_checksum_count,
+                             layout->locations_offset / DLFS_DIRECTORY_BLOCK_BYTES, bad_block);
+    }
+    if (code < 0 || base != directory->entries) { /* a copy of the same order */
         return code;
     }
-    const uint32_t *table =
-        (const uint32_t *)(directory->entries + layout->entries_checksums_offset);
-    uint64_t bad =
-        first_bad(base + layout->locations_offset, table, layout->entries_checksum_count);
-    if (bad == layout->entries_checksum_count) {
-        /* A copy with the same checksums has the same order. */
-        return base == directory->entries ? verify_order(directory, bad_block) : 0;
-    }
-    *bad_block = layout->locations_offset / DLFS_DIRECTORY_BLOCK_BYTES + bad;
-    return DLFS_E_CHECKSUM;
-}
-
-static int verify_names(const dlfs_directory *directory, const uint8_t *base, uint64_t *bad_block)
-{
-    const dlfs_directory_layout *layout = &directory->layout;
-    const uint32_t *table = (const uint32_t *)(directory->entries + layout->names_checksums_offset);
-    uint64_t bad = first_bad(base, table, layout->names_checksum_count);
-    if (bad == layout->names_checksum_count) {
-        return 0;
-    }
-    *bad_block = bad;
-    return DLFS_E_CHECKSUM;
+    uint64_t rank = first_bad_rank(directory);
+    *bad_block = (layout->order_offset + rank * layout->index_bytes) / DLFS_DIRECTORY_BLOCK_BYTES;
+    return rank == layout->sample_count ? 0 : DLFS_E_FORMAT;
 }
 
 int dlfs_directory_check_parts(const dlfs_location *location, uint64_t chunk_bytes,
@@ -200,5 +166,6 @@ int dlfs_directory_verify(const dlfs_directory *directory, uint32_t part, const 
     if (part == 0) {
         return verify_entries(directory, base, bad_block);
     }
-    return verify_names(directory, base, bad_block);
+    return verify_blocks(base, directory->entries + directory->layout.names_checksums_offset,
+                         directory->layout.names_checksum_count, 0, bad_block);
 }

@@ -80,7 +80,7 @@ def test_names_of_scattered_indices(directory: FrozenDirectory) -> None:
 def test_a_directory_closed_during_a_call_stays_in_memory(parts: FrozenParts) -> None:
     directory = FrozenDirectory(parts.entries, lambda: parts.names)
     directory.find_one(PATHS[0])
-    handle = directory.native.handle  # as a call that is under way has it
+    handle = directory.handle  # as a call that is under way has it
     freed = weakref.finalize(handle, bool)
     directory.close()
     assert library().dlfs_directory_count(handle) == len(PATHS)
@@ -196,7 +196,7 @@ def test_close(parts: FrozenParts) -> None:
     directory.close()
     assert released == [1]
     assert kept[0] == 10
-    for ask in (directory.order, directory.native.locations, lambda: directory.find(PATHS)):
+    for ask in (directory.order, lambda: directory.locations, lambda: directory.find(PATHS)):
         with pytest.raises((ClosedError, UsageError)):
             ask()
 

@@ -479,7 +479,7 @@ def test_a_lock_ends_although_a_child_has_a_copy_of_its_descriptor(
 def test_names_that_another_thread_closes_are_a_closed_directory(tmp_path: Path) -> None:
     """The thread that looks a path up has seen the names, and then they are gone."""
     directory = Segment(tmp_path / "segment").open(None)
-    native = directory._named()
+    directory.load_names()
     directory.close()
     with pytest.raises(ClosedError, match="it is closed"):
-        native.find_one(PATHS[0])
+        directory.find_one(PATHS[0])

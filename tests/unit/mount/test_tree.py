@@ -160,7 +160,7 @@ class Malformed(FrozenDirectory):
     def __init__(self, names: list[bytes], bounds: dict[bytes, int]) -> None:
         self._malformed = names
         self._bounds = bounds
-        self._label = "a directory"
+        self.label = "a directory"
 
     empty_count = 0
 
