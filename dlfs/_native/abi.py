@@ -2,7 +2,7 @@
 
 ``tests/unit/_native/test_abi.py`` compares every structure, field, constant and prototype with the
 headers and with the built library. That is why this file is written by hand: ctypesgen writes 1,726
-lines for the headers that this module and ``channel_abi`` mirror in 660, without types for mypy
+lines for the headers that this module mirrors in 480, without types for mypy
 and without the error codes and flags, whose macros it cannot evaluate.
 """
 
@@ -17,7 +17,6 @@ from ctypes import (
     c_int,
     c_int32,
     c_int64,
-    c_size_t,
     c_uint8,
     c_uint32,
     c_uint64,
@@ -62,6 +61,8 @@ PLAN_AUTO, PLAN_DIRECT, PLAN_CHUNKS, PLAN_CHUNK_COPY = 0, 1, 2, 3
 GET_CACHED = 1
 ARENA_SHARED = 1
 READER_PARTS = 1
+CHANNEL_SAMPLES_MAX = 1 << 20
+CLIENT_PARTS = 1
 PERMUTATION_ROUNDS_MAX = 24
 FILES_NOFOLLOW = 1
 FILES_THREADS_MAX = 64
@@ -70,6 +71,50 @@ FILES_THREADS_MAX = 64
 def fields(*groups: tuple[Any, str]) -> tuple[tuple[str, Any], ...]:
     """Return the fields of a structure from groups of one type: the type, and names by spaces."""
     return tuple((name, kind) for kind, names in groups for name in names.split())
+
+
+def counters(structure: Structure) -> dict[str, int]:
+    """Return the numbers in a structure by the names of its fields; arrays are left out."""
+    found = {name: getattr(structure, name) for name, *_ in structure._fields_}
+    return {name: value for name, value in found.items() if isinstance(value, int)}
+
+
+_WORDS = {
+    "none": None,
+    "bool": c_bool,
+    "int": c_int,
+    "i64": c_int64,
+    "u32": c_uint32,
+    "u64": c_uint64,
+    "text": c_char_p,
+    "ptr": c_void_p,
+    "out": POINTER(c_void_p),
+}
+
+
+def prototypes(
+    functions: dict[str, str], structures: dict[str, Any]
+) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Return result and argument types of functions by name, for ``library.bind``.
+
+    Args:
+        functions: the types of each function in words, as ``int: ptr Part* out``: the result, then
+            the arguments. ``ptr`` is an opaque object, bytes, or an array by its address
+            (``array.ctypes.data``); ``out`` is where a pointer is written; a word with a star is a
+            pointer to that type.
+        structures: those that the words name, by name.
+    """
+
+    def type_of(word: str) -> Any:
+        if word.endswith("*"):
+            return POINTER(type_of(word[:-1]))
+        return _WORDS[word] if word in _WORDS else structures[word]
+
+    split = {name: words.partition(":") for name, words in functions.items()}
+    return {
+        name: (type_of(result), tuple(map(type_of, arguments.split())))
+        for name, (result, _, arguments) in split.items()
+    }
 
 
 class Permutation(Structure):
@@ -85,12 +130,11 @@ class Permutation(Structure):
 class Operation(Structure):
     """``dlfs_operation``."""
 
-    _fields_ = (
-        ("buffer", c_void_p),
-        ("offset_bytes", c_uint64),
-        ("length_bytes", c_uint32),
-        ("kind", c_uint32),
-        ("tag", c_uint64),
+    _fields_ = fields(
+        (c_void_p, "buffer"),
+        (c_uint64, "offset_bytes"),
+        (c_uint32, "length_bytes kind"),
+        (c_uint64, "tag"),
     )
 
 
@@ -118,9 +162,7 @@ class NvmeConfig(Structure):
 class NvmeCommand(Structure):
     """``dlfs_nvme_command``."""
 
-    _fields_ = fields(
-        (c_uint32, "opcode nsid cdw10 cdw11 cdw12 cdw13 cdw14 cdw15"),
-    )
+    _fields_ = fields((c_uint32, "opcode nsid cdw10 cdw11 cdw12 cdw13 cdw14 cdw15"))
 
 
 class NvmeResult(Structure):
@@ -162,9 +204,7 @@ class DirectoryContent(Structure):
 class DirectoryPlan(Structure):
     """``dlfs_directory_plan``."""
 
-    _fields_ = fields(
-        (c_uint64, "sample_count entries_bytes names_bytes hash_seed"),
-    )
+    _fields_ = fields((c_uint64, "sample_count entries_bytes names_bytes hash_seed"))
 
 
 class Packing(Structure):
@@ -180,9 +220,7 @@ class Packing(Structure):
 class Szip(Structure):
     """``dlfs_szip``."""
 
-    _fields_ = fields(
-        (c_uint32, "sample_bits block_samples interval_blocks has_references"),
-    )
+    _fields_ = fields((c_uint32, "sample_bits block_samples interval_blocks has_references"))
 
 
 class Extent(Structure):
@@ -233,25 +271,20 @@ class ReaderConfig(Structure):
 class Failure(Structure):
     """``dlfs_failure``."""
 
-    _fields_ = (
-        ("position", c_uint64),
-        ("index", c_uint64),
-        ("code", c_int32),
-        ("member", c_uint32),
-        ("offset_bytes", c_uint64),
-        ("crc_expected", c_uint32),
-        ("crc_got", c_uint32),
-        ("part_offset_bytes", c_uint64),
-        ("part_length_bytes", c_uint64),
+    _fields_ = fields(
+        (c_uint64, "position index"),
+        (c_int32, "code"),
+        (c_uint32, "member"),
+        (c_uint64, "offset_bytes"),
+        (c_uint32, "crc_expected crc_got"),
+        (c_uint64, "part_offset_bytes part_length_bytes"),
     )
 
 
 class Part(Structure):
     """``dlfs_part``."""
 
-    _fields_ = fields(
-        (c_uint64, "index offset_bytes length_bytes"),
-    )
+    _fields_ = fields((c_uint64, "index offset_bytes length_bytes"))
 
 
 class Batch(Structure):
@@ -319,208 +352,167 @@ class File(Structure):
     )
 
 
-_OUT = POINTER(c_void_p)
-_U64S = c_void_p  # uint64_t arrays are passed by address: numpy's .ctypes.data
+class ChannelConfig(Structure):
+    """``dlfs_channel_config``."""
 
-# name: (restype, argtypes). Opaque objects and byte buffers are c_void_p.
-PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "dlfs_version": (c_uint32, ()),
-    "dlfs_strerror": (c_char_p, (c_int,)),
-    "dlfs_memory_map": (c_int, (c_size_t, _OUT, POINTER(c_uint32))),
-    "dlfs_memory_unmap": (None, (c_void_p, c_size_t)),
-    "dlfs_crc32c": (c_uint32, (c_uint32, c_void_p, c_size_t)),
-    "dlfs_crc32c_portable": (c_uint32, (c_uint32, c_void_p, c_size_t)),
-    "dlfs_crc32c_copy": (c_uint32, (c_uint32, c_void_p, c_void_p, c_size_t)),
-    "dlfs_crc32c_kind": (c_char_p, ()),
-    "dlfs_crc32c_blocks": (None, (c_void_p, c_size_t, c_size_t, c_void_p)),
-    "dlfs_crc32c_combine": (None, (c_void_p, c_void_p, _U64S, c_uint64)),
-    "dlfs_path_hash": (c_uint64, (c_void_p, c_size_t, c_uint64)),
-    "dlfs_permutation_init": (c_int, (POINTER(Permutation), c_uint64, c_uint64, c_uint64)),
-    "dlfs_permutation_map": (
-        c_int,
-        (POINTER(Permutation), c_uint64, c_uint64, c_size_t, _U64S),
-    ),
-    "dlfs_permutation_invert": (c_int, (POINTER(Permutation), _U64S, c_size_t, _U64S)),
-    "dlfs_device_open_file": (c_int, (c_char_p, c_uint32, c_uint32, _OUT)),
-    "dlfs_device_create_memory": (c_int, (c_uint64, c_uint32, _OUT)),
-    "dlfs_device_create_external": (c_int, (c_void_p, _OUT)),
-    "dlfs_device_destroy": (c_int, (c_void_p,)),
-    "dlfs_device_size_bytes": (c_uint64, (c_void_p,)),
-    "dlfs_device_block_bytes": (c_uint32, (c_void_p,)),
-    "dlfs_device_kind": (c_char_p, (c_void_p,)),
-    "dlfs_device_flush": (c_int, (c_void_p,)),
-    "dlfs_queue_create": (c_int, (c_void_p, c_uint32, _OUT)),
-    "dlfs_queue_destroy": (None, (c_void_p,)),
-    "dlfs_queue_release": (None, (c_void_p,)),
-    "dlfs_queue_depth": (c_uint32, (c_void_p,)),
-    "dlfs_queue_in_flight": (c_uint32, (c_void_p,)),
-    "dlfs_queue_register": (c_int, (c_void_p, c_void_p, c_size_t)),
-    "dlfs_queue_submit": (c_int, (c_void_p, POINTER(Operation), c_uint32)),
-    "dlfs_queue_poll": (c_int, (c_void_p, POINTER(Completion), c_uint32, c_int)),
-    "dlfs_queue_descriptor": (c_int, (c_void_p,)),
-    "dlfs_queue_transfer": (
-        c_int,
-        (c_void_p, c_uint32, c_void_p, c_uint64, c_uint64, c_uint32),
-    ),
-    "dlfs_device_open_nvme": (c_int, (POINTER(NvmeConfig), c_char_p, c_uint32, _OUT)),
-    "dlfs_nvme_run": (
-        c_int,
-        (
-            c_void_p,
-            c_uint32,
-            POINTER(NvmeCommand),
-            c_void_p,
-            c_uint32,
-            c_uint32,
-            POINTER(NvmeResult),
-        ),
-    ),
-    "dlfs_nvme_set_paths": (
-        c_int,
-        (c_void_p, POINTER(c_char_p), POINTER(c_uint32), c_uint32),
-    ),
-    "dlfs_nvme_authenticate": (c_int, (c_void_p,)),
-    "dlfs_device_incarnation": (c_int, (c_void_p, POINTER(c_uint64))),
-    "dlfs_device_limit_writes": (c_int, (c_void_p, c_uint64, c_uint64)),
-    "dlfs_nvme_get_status": (c_int, (c_void_p, POINTER(NvmeStatus))),
-    "dlfs_directory_plan_build": (c_int, (POINTER(DirectoryContent), POINTER(DirectoryPlan))),
-    "dlfs_directory_build": (
-        c_int,
-        (POINTER(DirectoryPlan), POINTER(DirectoryContent), c_void_p, c_void_p),
-    ),
-    "dlfs_directory_open": (c_int, (c_void_p, c_uint64, _OUT)),
-    "dlfs_directory_open_parts": (c_int, (c_void_p, c_void_p, c_void_p, _OUT)),
-    "dlfs_directory_close": (None, (c_void_p,)),
-    "dlfs_directory_attach_names": (c_int, (c_void_p, c_void_p, c_uint64)),
-    "dlfs_directory_verify": (
-        c_int,
-        (c_void_p, c_uint32, c_void_p, c_uint64, POINTER(c_uint64)),
-    ),
-    "dlfs_directory_count": (c_uint64, (c_void_p,)),
-    "dlfs_directory_data_bytes": (c_uint64, (c_void_p,)),
-    "dlfs_directory_names_bytes": (c_uint64, (c_void_p,)),
-    "dlfs_directory_locations": (c_void_p, (c_void_p,)),
-    "dlfs_directory_chunk_bytes": (c_uint64, (c_void_p,)),
-    "dlfs_directory_parts": (c_void_p, (c_void_p, POINTER(c_uint64))),
-    "dlfs_directory_verify_parts": (c_int, (c_void_p, POINTER(c_uint64))),
-    "dlfs_directory_order": (c_int, (c_void_p, c_uint64, c_uint64, _U64S)),
-    "dlfs_directory_rank_at": (c_uint64, (c_void_p, c_uint64)),
-    "dlfs_directory_find": (c_int, (c_void_p, c_void_p, _U64S, c_uint64, _U64S)),
-    "dlfs_directory_lower_bound": (
-        c_int,
-        (c_void_p, c_void_p, c_uint64, POINTER(c_uint64)),
-    ),
-    "dlfs_directory_names": (
-        c_int64,
-        (c_void_p, c_uint64, c_uint64, c_void_p, c_uint64, _U64S),
-    ),
-    "dlfs_directory_empty_count": (c_uint64, (c_void_p,)),
-    "dlfs_directory_empty_names": (
-        c_int64,
-        (c_void_p, c_uint64, c_uint64, c_void_p, c_uint64, _U64S),
-    ),
-    "dlfs_directory_empty_lower_bound": (
-        c_int,
-        (c_void_p, c_void_p, c_uint64, POINTER(c_uint64)),
-    ),
-    "dlfs_directory_names_of": (
-        c_int64,
-        (c_void_p, c_void_p, c_uint64, c_void_p, c_uint64, _U64S),
-    ),
-    "dlfs_paths_sort": (c_int, (c_void_p, _U64S, c_uint64, _U64S)),
-    "dlfs_pack_order": (c_int, (POINTER(Packing), c_void_p, c_uint64, _U64S, c_uint64)),
-    "dlfs_pack": (
-        c_int64,
-        (
-            POINTER(Packing),
-            c_void_p,
-            c_uint64,
-            c_void_p,
-            c_void_p,
-            _U64S,
-            c_uint64,
-            c_void_p,
-            c_uint64,
-            c_uint64,
-            c_void_p,
-            c_void_p,
-        ),
-    ),
-    "dlfs_pack_verify": (
-        c_int64,
-        (c_void_p, c_uint64, c_void_p, c_uint64, c_uint64, c_void_p),
-    ),
-    "dlfs_arena_create": (c_int, (POINTER(ArenaConfig), _OUT)),
-    "dlfs_arena_destroy": (None, (c_void_p,)),
-    "dlfs_arena_get_stats": (None, (c_void_p, POINTER(ArenaStats))),
-    "dlfs_reader_create": (c_int, (POINTER(ReaderConfig), _OUT)),
-    "dlfs_reader_destroy": (c_int, (c_void_p,)),
-    "dlfs_reader_share_bytes": (c_uint64, (c_void_p,)),
-    "dlfs_reader_memory": (c_int, (c_void_p, _OUT, POINTER(c_uint64))),
-    "dlfs_reader_read": (c_int, (c_void_p, _U64S, c_uint64, _OUT)),
-    "dlfs_batch_release": (None, (c_void_p,)),
-    "dlfs_batch_gather": (c_int, (c_void_p, c_void_p, c_uint64, _U64S)),
-    "dlfs_reader_read_polling": (
-        c_int,
-        (c_void_p, _U64S, c_uint64, c_uint32, c_void_p, c_void_p, _OUT),
-    ),
-    "dlfs_reader_begin": (c_int, (c_void_p, c_uint64, _OUT)),
-    "dlfs_pending_read_finish": (
-        c_int,
-        (c_void_p, c_uint32, c_void_p, c_void_p, _OUT),
-    ),
-    "dlfs_pending_read_cancel": (None, (c_void_p,)),
-    "dlfs_reader_get": (c_int64, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
-    "dlfs_reader_load_part": (
-        c_int,
-        (c_void_p, POINTER(Part), POINTER(c_bool), POINTER(Failure)),
-    ),
-    "dlfs_reader_read_part": (c_int, (c_void_p, POINTER(Part), c_void_p, POINTER(Failure))),
-    "dlfs_reader_send_part": (
-        c_int,
-        (c_void_p, POINTER(Part), c_void_p, c_void_p, POINTER(Failure)),
-    ),
-    "dlfs_reader_get_stats": (None, (c_void_p, POINTER(ReaderStats))),
-    "dlfs_reader_get_member_stats": (c_int, (c_void_p, c_uint32, POINTER(MemberStats))),
-    "dlfs_reader_lost_members": (c_uint64, (c_void_p,)),
-    "dlfs_reader_member_code": (c_int, (c_void_p, c_uint32)),
-    "dlfs_sequence_create": (
-        c_int,
-        (c_void_p, c_uint32, c_uint32, c_uint64, c_uint64, c_uint32, _OUT),
-    ),
-    "dlfs_sequence_choose": (c_int, (c_void_p, POINTER(Choice), _OUT)),
-    "dlfs_sequence_destroy": (None, (c_void_p,)),
-    "dlfs_sequence_fill": (c_int, (c_void_p, c_uint64, c_uint64, c_uint64, _U64S)),
-    "dlfs_stream_create": (c_int, (c_void_p, POINTER(StreamConfig), _OUT)),
-    "dlfs_stream_next": (c_int, (c_void_p, c_uint64, c_int, _OUT)),
-    "dlfs_stream_destroy": (None, (c_void_p,)),
-    "dlfs_stream_plan": (c_uint32, (c_void_p,)),
-    "dlfs_files_read": (
-        c_int,
-        (
-            c_int,
-            c_void_p,
-            c_uint64,
-            c_void_p,
-            c_uint64,
-            c_void_p,
-            c_uint64,
-            c_uint32,
-            c_uint32,
-        ),
-    ),
-    "dlfs_files_stat": (
-        c_int,
-        (c_int, c_void_p, c_uint64, c_void_p, c_uint64, c_uint32, c_uint32),
-    ),
-    "dlfs_handle_process": (c_uint32, ()),
-    "dlfs_handle_free": (None, (c_void_p, c_void_p, c_uint32)),
-    "dlfs_handle_close": (None, (c_void_p,)),
-    "dlfs_handle_receive": (
-        c_int64,
-        (c_int, c_void_p, c_size_t, POINTER(POINTER(c_int)), c_uint32),
-    ),
-    "dlfs_ranges_read": (c_int, (c_void_p, c_uint64, c_void_p, c_uint64, c_uint32)),
-    "dlfs_lzf_decompress": (c_int64, (c_char_p, c_uint64, c_void_p, c_uint64)),
-    "dlfs_szip_count": (c_int64, (c_char_p, c_uint64, POINTER(Szip), c_uint64)),
-}
+    _fields_ = fields(
+        (c_void_p, "reader share"),
+        (c_uint64, "copied_bytes_max"),
+        (c_uint32, "samples_max batches_max flags reserved"),
+        (c_void_p, "memory"),
+    )
+
+
+class ChannelStats(Structure):
+    """``dlfs_channel_stats``."""
+
+    _fields_ = fields(
+        (c_uint64, "samples sample_bytes batches batches_out pinned_bytes copied_bytes"),
+        (c_uint64, "copied_batches refusals failures wakes sleeps busy_ns memory_bytes"),
+        (c_int32, "ended"),
+        (c_uint32, "under_way"),
+    )
+
+
+class ClientStats(Structure):
+    """``dlfs_client_stats``."""
+
+    _fields_ = (("requests", c_uint64), ("wakes", c_uint64), ("sleeps", c_uint64))
+
+
+PROTOTYPES = prototypes(
+    {
+        "dlfs_version": "u32:",
+        "dlfs_strerror": "text: int",
+        "dlfs_memory_map": "int: u64 out u32*",
+        "dlfs_memory_unmap": "none: ptr u64",
+        "dlfs_crc32c": "u32: u32 ptr u64",
+        "dlfs_crc32c_portable": "u32: u32 ptr u64",
+        "dlfs_crc32c_copy": "u32: u32 ptr ptr u64",
+        "dlfs_crc32c_kind": "text:",
+        "dlfs_crc32c_blocks": "none: ptr u64 u64 ptr",
+        "dlfs_crc32c_combine": "none: ptr ptr ptr u64",
+        "dlfs_path_hash": "u64: ptr u64 u64",
+        "dlfs_permutation_init": "int: Permutation* u64 u64 u64",
+        "dlfs_permutation_map": "int: Permutation* u64 u64 u64 ptr",
+        "dlfs_permutation_invert": "int: Permutation* ptr u64 ptr",
+        "dlfs_device_open_file": "int: text u32 u32 out",
+        "dlfs_device_create_memory": "int: u64 u32 out",
+        "dlfs_device_create_external": "int: ptr out",
+        "dlfs_device_destroy": "int: ptr",
+        "dlfs_device_size_bytes": "u64: ptr",
+        "dlfs_device_block_bytes": "u32: ptr",
+        "dlfs_device_kind": "text: ptr",
+        "dlfs_device_flush": "int: ptr",
+        "dlfs_queue_create": "int: ptr u32 out",
+        "dlfs_queue_destroy": "none: ptr",
+        "dlfs_queue_release": "none: ptr",
+        "dlfs_queue_depth": "u32: ptr",
+        "dlfs_queue_in_flight": "u32: ptr",
+        "dlfs_queue_register": "int: ptr ptr u64",
+        "dlfs_queue_submit": "int: ptr Operation* u32",
+        "dlfs_queue_poll": "int: ptr Completion* u32 int",
+        "dlfs_queue_descriptor": "int: ptr",
+        "dlfs_queue_transfer": "int: ptr u32 ptr u64 u64 u32",
+        "dlfs_device_open_nvme": "int: NvmeConfig* text u32 out",
+        "dlfs_nvme_run": "int: ptr u32 NvmeCommand* ptr u32 u32 NvmeResult*",
+        "dlfs_nvme_set_paths": "int: ptr text* u32* u32",
+        "dlfs_nvme_authenticate": "int: ptr",
+        "dlfs_device_incarnation": "int: ptr u64*",
+        "dlfs_device_limit_writes": "int: ptr u64 u64",
+        "dlfs_nvme_get_status": "int: ptr NvmeStatus*",
+        "dlfs_directory_plan_build": "int: DirectoryContent* DirectoryPlan*",
+        "dlfs_directory_build": "int: DirectoryPlan* DirectoryContent* ptr ptr",
+        "dlfs_directory_open": "int: ptr u64 out",
+        "dlfs_directory_open_parts": "int: ptr ptr ptr out",
+        "dlfs_directory_close": "none: ptr",
+        "dlfs_directory_attach_names": "int: ptr ptr u64",
+        "dlfs_directory_verify": "int: ptr u32 ptr u64 u64*",
+        "dlfs_directory_count": "u64: ptr",
+        "dlfs_directory_data_bytes": "u64: ptr",
+        "dlfs_directory_names_bytes": "u64: ptr",
+        "dlfs_directory_locations": "ptr: ptr",
+        "dlfs_directory_chunk_bytes": "u64: ptr",
+        "dlfs_directory_parts": "ptr: ptr u64*",
+        "dlfs_directory_verify_parts": "int: ptr u64*",
+        "dlfs_directory_order": "int: ptr u64 u64 ptr",
+        "dlfs_directory_rank_at": "u64: ptr u64",
+        "dlfs_directory_find": "int: ptr ptr ptr u64 ptr",
+        "dlfs_directory_lower_bound": "int: ptr ptr u64 u64*",
+        "dlfs_directory_names": "i64: ptr u64 u64 ptr u64 ptr",
+        "dlfs_directory_empty_count": "u64: ptr",
+        "dlfs_directory_empty_names": "i64: ptr u64 u64 ptr u64 ptr",
+        "dlfs_directory_empty_lower_bound": "int: ptr ptr u64 u64*",
+        "dlfs_directory_names_of": "i64: ptr ptr u64 ptr u64 ptr",
+        "dlfs_paths_sort": "int: ptr ptr u64 ptr",
+        "dlfs_pack_order": "int: Packing* ptr u64 ptr u64",
+        "dlfs_pack": "i64: Packing* ptr u64 ptr ptr ptr u64 ptr u64 u64 ptr ptr",
+        "dlfs_pack_verify": "i64: ptr u64 ptr u64 u64 ptr",
+        "dlfs_arena_create": "int: ArenaConfig* out",
+        "dlfs_arena_destroy": "none: ptr",
+        "dlfs_arena_get_stats": "none: ptr ArenaStats*",
+        "dlfs_reader_create": "int: ReaderConfig* out",
+        "dlfs_reader_destroy": "int: ptr",
+        "dlfs_reader_share_bytes": "u64: ptr",
+        "dlfs_reader_memory": "int: ptr out u64*",
+        "dlfs_reader_read": "int: ptr ptr u64 out",
+        "dlfs_batch_release": "none: ptr",
+        "dlfs_batch_gather": "int: ptr ptr u64 ptr",
+        "dlfs_reader_read_polling": "int: ptr ptr u64 u32 ptr ptr out",
+        "dlfs_reader_begin": "int: ptr u64 out",
+        "dlfs_pending_read_finish": "int: ptr u32 ptr ptr out",
+        "dlfs_pending_read_cancel": "none: ptr",
+        "dlfs_reader_get": "i64: ptr u64 ptr u64 u32",
+        "dlfs_reader_load_part": "int: ptr Part* bool* Failure*",
+        "dlfs_reader_read_part": "int: ptr Part* ptr Failure*",
+        "dlfs_reader_send_part": "int: ptr Part* ptr ptr Failure*",
+        "dlfs_reader_get_stats": "none: ptr ReaderStats*",
+        "dlfs_reader_get_member_stats": "int: ptr u32 MemberStats*",
+        "dlfs_reader_lost_members": "u64: ptr",
+        "dlfs_reader_member_code": "int: ptr u32",
+        "dlfs_sequence_create": "int: ptr u32 u32 u64 u64 u32 out",
+        "dlfs_sequence_choose": "int: ptr Choice* out",
+        "dlfs_sequence_destroy": "none: ptr",
+        "dlfs_sequence_fill": "int: ptr u64 u64 u64 ptr",
+        "dlfs_stream_create": "int: ptr StreamConfig* out",
+        "dlfs_stream_next": "int: ptr u64 int out",
+        "dlfs_stream_destroy": "none: ptr",
+        "dlfs_stream_plan": "u32: ptr",
+        "dlfs_files_read": "int: int ptr u64 ptr u64 ptr u64 u32 u32",
+        "dlfs_files_stat": "int: int ptr u64 ptr u64 u32 u32",
+        "dlfs_handle_process": "u32:",
+        "dlfs_handle_free": "none: ptr ptr u32",
+        "dlfs_handle_close": "none: ptr",
+        "dlfs_handle_receive": "i64: int ptr u64 int** u32",
+        "dlfs_ranges_read": "int: ptr u64 ptr u64 u32",
+        "dlfs_lzf_decompress": "i64: text u64 ptr u64",
+        "dlfs_szip_count": "i64: text u64 Szip* u64",
+        "dlfs_reader_arena": "int: ptr int* u64*",
+        "dlfs_share_create_within": "int: ptr u64 out",
+        "dlfs_share_allow": "none: ptr u64",
+        "dlfs_share_destroy": "none: ptr",
+        "dlfs_channel_create": "int: ChannelConfig* out int* int*",
+        "dlfs_channel_revoke": "none: ptr",
+        "dlfs_channel_destroy": "none: ptr",
+        "dlfs_channel_get_stats": "none: ptr ChannelStats*",
+        "dlfs_arena_view_map": "int: int u64 out",
+        "dlfs_arena_view_memory": "none: ptr out u64*",
+        "dlfs_arena_view_unmap": "none: ptr",
+        "dlfs_client_create": "int: ptr int int* u32 out",
+        "dlfs_client_attach": "int: ptr ptr u32",
+        "dlfs_client_destroy": "none: ptr",
+        "dlfs_client_read": "int: ptr ptr u64 out",
+        "dlfs_client_get": "i64: ptr u64 ptr u64 u32",
+        "dlfs_client_read_part": "int: ptr Part* ptr Failure*",
+        "dlfs_client_reader_stats": "int: ptr ReaderStats*",
+        "dlfs_client_member_stats": "int: ptr u32 MemberStats*",
+        "dlfs_client_member_code": "int: ptr u32",
+        "dlfs_client_lost_members": "u64: ptr",
+        "dlfs_client_samples_max": "u64: ptr",
+        "dlfs_client_stream_open": "int: ptr StreamConfig*",
+        "dlfs_client_stream_next": "int: ptr u64 int out",
+        "dlfs_client_stream_close": "int: ptr",
+        "dlfs_client_get_stats": "none: ptr ClientStats*",
+    },
+    globals(),
+)

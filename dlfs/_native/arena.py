@@ -40,4 +40,4 @@ class NativeArena:
         """Return the fields of ``dlfs_arena_stats`` by name."""
         stats = abi.ArenaStats()
         library().dlfs_arena_get_stats(self.handle, byref(stats))
-        return {name: int(getattr(stats, name)) for name, *_ in abi.ArenaStats._fields_}
+        return abi.counters(stats)

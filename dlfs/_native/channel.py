@@ -13,36 +13,35 @@ Source: ``channel.h``.
 from __future__ import annotations
 
 import contextlib
-import errno
 import threading
 from collections import deque
 from collections.abc import Callable
 from ctypes import byref, c_uint64, c_void_p
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from dlfs._native import abi, channel_abi
+from dlfs._native import abi
 from dlfs._native.batch import NativeBatch, NativeFailure, batch_owner
 from dlfs._native.directory import NativeDirectory
 from dlfs._native.handle import Descriptor, Handle, process_number
-from dlfs._native.library import check, library
-from dlfs._native.parts import SamplePart, copy_part
+from dlfs._native.library import check, error_for, library
+from dlfs._native.parts import SamplePart, copy_part, copy_sample
 from dlfs._native.reader import (
     PLANS,
-    WAIT_MS,
     NativeSequence,
+    Stream,
     StreamOptions,
     member_counters,
     start_of,
 )
 from dlfs._native.sample_memory import SampleMemory
-from dlfs._native.single_reads import copy_sample
 from dlfs._native.sockets import close_in_children
 from dlfs.base.closing import Closing
 from dlfs.base.forks import OwnerProcess
-from dlfs.errors import ClosedError, LimitError, ServiceLostError
+from dlfs.errors import ClosedError, DlfsError, LimitError, ServiceLostError
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ class ClientChannel:
         parts: bool,
         process: int,
     ) -> None:
-        locations = None if directory is None else directory.locations()
+        locations = None if directory is None else directory.packed_locations()
         self.handle: Handle | None = Handle(
             library().dlfs_client_destroy, arena, locations, process=process
         )
@@ -102,15 +101,15 @@ class ClientChannel:
             )
         check(code, "open a channel to the service")
         if directory is not None:
-            flags = channel_abi.CLIENT_PARTS if parts else 0
+            flags = abi.CLIENT_PARTS if parts else 0
             code = library().dlfs_client_attach(self.handle, directory.handle, flags)
             check(code, "read resident samples of the service with this directory")
 
     def stats(self) -> dict[str, int]:
         """Return the counters of ``dlfs_client_stats`` by name."""
-        stats = channel_abi.ClientStats()
+        stats = abi.ClientStats()
         library().dlfs_client_get_stats(self.handle, byref(stats))
-        return {name: int(getattr(stats, name)) for name, *_ in stats._fields_}
+        return abi.counters(stats)
 
     def close(self) -> None:
         """End the channel as soon as its last batch is released. Idempotent."""
@@ -119,9 +118,8 @@ class ClientChannel:
             handle.free()
 
 
-def _limit_error(what: str, count: int, channel: ClientChannel) -> LimitError:
-    """Return the error for a batch of ``count`` samples that a channel refused."""
-    most = library().dlfs_client_samples_max(channel.handle)
+def _limit_error(what: str, count: int, most: int) -> LimitError:
+    """Return the error for a refused batch of ``count`` samples, of a channel with a bound."""
     if count > most:
         return LimitError(f"{what}: expected at most {most} in a batch")
     return LimitError(
@@ -203,17 +201,11 @@ class ClientReader:
                 that the service has for this client.
             DlfsError: all reads failed; failures of single samples are in the batch.
         """
-        batch = batch_owner()
-        channel, code = self.take_channel(), 0
-        try:
-            code = library().dlfs_client_read(
-                channel.handle, start_of(indices), len(indices), byref(batch)
-            )
-        finally:
-            self.return_channel(channel, code)
-        what = f"read {len(indices)} samples from {self.service}"
+        batch, count = batch_owner(), len(indices)
+        code = self._call(library().dlfs_client_read, start_of(indices), count, byref(batch))
+        what = f"read {count} samples from {self.service}"
         if code == abi.E_LIMIT:
-            raise _limit_error(what, len(indices), channel)
+            raise _limit_error(what, count, self._call(library().dlfs_client_samples_max))
         check(code, what)
         return NativeBatch(batch)
 
@@ -240,11 +232,8 @@ class ClientReader:
 
     def read_part(self, part: SamplePart, buffer: memoryview) -> NativeFailure:
         """Copy a part of a sample like ``NativeReader.read_part``."""
-        channel, code = self.take_channel(), 0
-        try:
-            code, failure = copy_part(library().dlfs_client_read_part, channel.handle, part, buffer)
-        finally:
-            self.return_channel(channel, code)
+        read = library().dlfs_client_read_part
+        code, failure = copy_part(partial(self._call, read), part, buffer)
         if failure.code == 0:
             check(code, f"read a part of sample {part.index} from {self.service}")
         return failure
@@ -264,7 +253,7 @@ class ClientReader:
         stats = abi.ReaderStats()
         code = self._call(library().dlfs_client_reader_stats, byref(stats))
         check(code, f"get the counters of {self.service}")
-        return {name: int(getattr(stats, name)) for name, *_ in abi.ReaderStats._fields_}
+        return abi.counters(stats)
 
     def member_stats(self, member: int) -> dict[str, int | list[int]]:
         """Return the counters of a member by name; ``latency`` is a list of counts.
@@ -355,7 +344,7 @@ class ClientReader:
                 self._idle.pop().close()
 
 
-class ClientStream:
+class ClientStream(Stream):
     """A consumer's share of an epoch, read ahead by the service: see ``NativeStream``.
 
     Args:
@@ -375,15 +364,17 @@ class ClientStream:
         options: StreamOptions,
     ) -> None:
         self._reader = reader
-        self._owner = OwnerProcess()
         config = options.config(sequence)
         self._channel: ClientChannel | None = reader.take_channel()
-        code = library().dlfs_client_stream_open(self._channel.handle, byref(config))
+        handle = self._channel.handle
+        assert handle is not None  # as it was taken just now
+        super().__init__(library().dlfs_client_stream_next, handle)
+        code = library().dlfs_client_stream_open(handle, byref(config))
         if code < 0:
             self.close()
         what = f"read {options.count} samples ahead through {reader.service}"
         if code == abi.E_LIMIT:
-            most = channel_abi.CHANNEL_SAMPLES_MAX
+            most = abi.CHANNEL_SAMPLES_MAX
             raise LimitError(
                 f"{what}: expected at most {most} chosen samples, or as many as the dataset has"
             )
@@ -395,40 +386,17 @@ class ClientStream:
         """Plan in use: ``direct``, ``chunks`` or ``chunk_copy``."""
         return self._plan
 
-    def next(self, count: int) -> NativeBatch | None:
-        """Return the next ``count`` samples, fewer at the end; None after the last.
-
-        Raises:
-            LimitError: see ``ClientReader.read``. The next call with the same count returns the
-                same samples.
-            ServiceLostError: the service is lost.
-        """
-        batch = batch_owner()
-        code = -errno.EAGAIN
-        while code == -errno.EAGAIN:  # a signal handler (Ctrl-C) runs between two waits
-            code = library().dlfs_client_stream_next(
-                self._open_channel().handle, count, WAIT_MS, byref(batch)
-            )
-        if code == abi.E_END:
-            return None
+    def _error(self, code: int, count: int) -> DlfsError:
+        """Return the error of a failed ``next``; LimitError: see ``ClientReader.read``."""
         what = f"take the next {count} samples from {self._reader.service}"
         if code == abi.E_LIMIT:
-            raise _limit_error(what, count, self._open_channel())
-        check(code, what)
-        return NativeBatch(batch)
-
-    def _open_channel(self) -> ClientChannel:
-        if not self._owner.is_current():
-            raise ClosedError(
-                f"take the next batch: the epoch belongs to process {self._owner.pid}"
-            )
-        if self._channel is None:
-            raise ClosedError("take the next batch: the epoch is closed")
-        return self._channel
+            most = library().dlfs_client_samples_max(self._open_handle())
+            return _limit_error(what, count, most)
+        return error_for(code, what)
 
     def close(self) -> None:
         """Close the stream. Idempotent; its batches stay valid."""
-        channel, self._channel = self._channel, None
+        channel, self._channel, self._handle = self._channel, None, None
         if channel is not None and self._owner.is_current():
             code = library().dlfs_client_stream_close(channel.handle)
             self._reader.return_channel(channel, code)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlfs._native import abi, channel_abi
+from dlfs._native import abi
 from dlfs.errors import (
     AuthenticationError,
     ChecksumError,
@@ -35,9 +35,6 @@ from dlfs.errors import (
 )
 
 _FILE_NAME = "libdlfs.so"
-
-PROTOTYPES = abi.PROTOTYPES | channel_abi.PROTOTYPES
-"""Result and argument types of every function, by name."""
 
 LEASE_OVER = -errno.EKEYEXPIRED
 """Code of a write that was not sent because its writer's lease had ended."""
@@ -112,7 +109,7 @@ def library() -> ctypes.CDLL:
         loaded = ctypes.CDLL(str(path), use_errno=False)
     except OSError as error:
         raise NativeError(f"load {path}: {error}; {_how_to_get_it()}") from error
-    bind(loaded, PROTOTYPES, path)
+    bind(loaded, abi.PROTOTYPES, path)
     got = loaded.dlfs_version()
     version = (got >> 16, got >> 8 & 0xFF, got & 0xFF)
     if version[:2] != abi.VERSION[:2]:

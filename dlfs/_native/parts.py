@@ -1,17 +1,28 @@
-"""Reads of parts of samples into a caller's buffer, for readers and for connections to a service.
+"""Reads of single samples, and of parts of them, for readers and for connections to a service.
 
-Source: ``part.h``.
+Small samples are copied through a buffer of the thread, parts of larger ones into that of a caller.
+
+Source: ``dlfs/reader.h`` and ``part.h``.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import threading
 from collections.abc import Callable
 from ctypes import byref, c_uint8, c_void_p
 from dataclasses import dataclass
+from typing import Any
 
 from dlfs._native import abi
 from dlfs._native.batch import NativeFailure, failure_of
+
+SCRATCH_BYTES_MIN = 1 << 16
+"""First size of the buffer through which a thread copies single samples, in bytes."""
+
+SCRATCH_BYTES_MAX = 1 << 20
+"""Most bytes of a sample that is copied singly; larger samples are read as batches."""
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype = ctypes.py_object
@@ -32,13 +43,12 @@ class SamplePart:
 
 
 def copy_part(
-    call: Callable[..., int], handle: c_void_p | None, part: SamplePart, buffer: memoryview
+    call: Callable[..., int], part: SamplePart, buffer: memoryview
 ) -> tuple[int, NativeFailure]:
     """Fill a buffer with a part of a sample.
 
     Args:
-        call: ``dlfs_reader_read_part``, or a function with its signature.
-        handle: first argument of ``call``.
+        call: ``dlfs_reader_read_part`` of a reader, or a function with the same further arguments.
         part: position of the part.
         buffer: ``uint8[n]``, contiguous and writable; the part is as long as this.
 
@@ -49,9 +59,9 @@ def copy_part(
     failure = abi.Failure()
     memory = (c_uint8 * buffer.nbytes).from_buffer(buffer)
     try:
-        code = call(handle, byref(request), memory, byref(failure))
+        code = call(byref(request), memory, byref(failure))
     finally:
-        del handle  # a traceback that refers to this frame does not keep the reader open
+        del call  # a traceback that refers to this frame does not keep the reader open
     return code, failure_of(failure)
 
 
@@ -67,3 +77,43 @@ def make_bytes(length_bytes: int, fill: Callable[[memoryview], None]) -> bytes:
     address = ctypes.cast(ctypes.c_char_p(made), c_void_p).value or 0
     fill(memoryview((c_uint8 * length_bytes).from_address(address)).cast("B"))
     return made
+
+
+def _grow(scratch: threading.local, bytes_before: int) -> ctypes.Array[Any]:
+    """Allocate a larger buffer through which a thread copies single samples."""
+    memory = ctypes.create_string_buffer(max(SCRATCH_BYTES_MIN, 4 * bytes_before))
+    scratch.memory = memory
+    return memory
+
+
+def copy_sample(
+    get: Callable[..., int],
+    handle: c_void_p | None,
+    index: int,
+    flags: int,
+    scratch: threading.local,
+) -> tuple[bytes | None, int]:
+    """Copy one sample.
+
+    Args:
+        get: ``dlfs_reader_get``, or a function with its signature.
+        handle: first argument of ``get``.
+        index: index of the sample, 0..N-1.
+        flags: flags of ``get``.
+        scratch: owner of the thread's buffer.
+
+    Returns:
+        The bytes, or None; and the result of ``get``: a length, or a negative code. A sample of
+        more than ``SCRATCH_BYTES_MAX`` is not copied: -ERANGE.
+    """
+    memory: ctypes.Array[Any] = getattr(scratch, "memory", None) or _grow(scratch, 0)
+    try:
+        length = get(handle, index, memory, ctypes.sizeof(memory), flags)
+        while length == -errno.ERANGE and ctypes.sizeof(memory) < SCRATCH_BYTES_MAX:
+            memory = _grow(scratch, ctypes.sizeof(memory))
+            length = get(handle, index, memory, ctypes.sizeof(memory), flags)
+    finally:
+        del handle  # a traceback that refers to this frame does not keep the reader open
+    if length < 0:
+        return None, length
+    return ctypes.string_at(memory, length), length

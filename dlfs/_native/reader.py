@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_int, c_uint8, c_uint64, c_void_p
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -22,11 +23,10 @@ from dlfs._native import abi
 from dlfs._native.batch import NativeBatch, NativeFailure, batch_owner
 from dlfs._native.handle import Handle, process_number
 from dlfs._native.library import check, error_for, library
-from dlfs._native.parts import SamplePart, copy_part
+from dlfs._native.parts import SamplePart, copy_part, copy_sample
 from dlfs._native.sample_memory import SampleMemory
-from dlfs._native.single_reads import copy_sample
 from dlfs.base.forks import Lock, OwnerProcess
-from dlfs.errors import ClosedError
+from dlfs.errors import ClosedError, DlfsError
 
 if TYPE_CHECKING:
     from dlfs._native.arena import NativeArena
@@ -64,10 +64,7 @@ def start_of(array: npt.NDArray[Any]) -> ctypes.Array[Any]:
 
 def member_counters(stats: abi.MemberStats) -> dict[str, int | list[int]]:
     """Return the fields of a ``dlfs_member_stats`` by name."""
-    counters: dict[str, int | list[int]] = {
-        name: int(getattr(stats, name)) for name, *_ in abi.MemberStats._fields_[:-1]
-    }
-    return {**counters, "latency": list(stats.latency)}
+    return {**abi.counters(stats), "latency": list(stats.latency)}
 
 
 class NativeReader:
@@ -77,16 +74,11 @@ class NativeReader:
         devices: members' devices in member order, None for a missing one.
         extents: ``(first_chunk, chunk_count)`` of each run of chunks of the dataset.
         directory: directory of the dataset.
-        chunk_bytes: size of a chunk.
-        block_bytes: unit of reads; a multiple of every device's block.
-        data_offset_bytes: offset of chunk 0 on each member.
+        config: the numbers of the configuration, which ``dlfs/reader.h`` describes; the reader sets
+            the other fields.
         arena: memory that it shares with other readers; None for memory of its own.
-        memory_bytes: size of memory of its own.
-        gap_bytes, depth, retry_count, timeout_ms: see ``ReaderOptions``.
-        replicas: copies of each chunk.
         groups: ``(first_chunk, band_rows, first_member, member_count)`` of each group of members;
             none: all members are one group without replicas.
-        parts: True if the directory has parts of samples: whole chunks are not kept in memory.
 
     Attributes:
         closing: True once ``close`` was called.
@@ -105,21 +97,12 @@ class NativeReader:
         devices: Sequence[NativeDevice | None],
         extents: Sequence[tuple[int, int]],
         directory: NativeDirectory,
+        config: abi.ReaderConfig,
         *,
-        chunk_bytes: int,
-        block_bytes: int,
-        data_offset_bytes: int,
-        memory_bytes: int,
         arena: NativeArena | None = None,
-        gap_bytes: int,
-        depth: int,
-        retry_count: int,
-        timeout_ms: int,
-        replicas: int = 1,
         groups: Sequence[tuple[int, int, int, int]] = (),
-        parts: bool = False,
     ) -> None:
-        self.timeout_ms = timeout_ms
+        self.timeout_ms = config.timeout_ms
         self.process = process_number()
         owners = [None if device is None else device.handle for device in devices]
         handles = (c_void_p * len(devices))(
@@ -128,27 +111,18 @@ class NativeReader:
         directory_owner = directory.handle
         runs = (abi.Extent * max(1, len(extents)))(*(abi.Extent(*run) for run in extents))
         group_array = (abi.ChunkGroup * max(1, len(groups)))(*(abi.ChunkGroup(*g) for g in groups))
-        config = abi.ReaderConfig(
-            devices=ctypes.cast(handles, POINTER(c_void_p)),
-            member_count=len(devices),
-            chunk_bytes=chunk_bytes,
-            block_bytes=block_bytes,
-            depth=depth,
-            data_offset_bytes=data_offset_bytes,
-            extents=ctypes.cast(runs, POINTER(abi.Extent)),
-            extent_count=len(extents),
-            directory=directory_owner,
-            arena=None if arena is None else arena.handle,
-            memory_bytes=memory_bytes,
-            gap_bytes=gap_bytes,
-            retry_count=retry_count,
-            timeout_ms=timeout_ms,
-            flags=abi.READER_PARTS if parts else 0,
-            replicas=replicas,
-            groups=ctypes.cast(group_array, POINTER(abi.ChunkGroup)),
-            group_count=len(groups),
+        config.devices = ctypes.cast(handles, POINTER(c_void_p))
+        config.member_count = len(devices)
+        config.extents = ctypes.cast(runs, POINTER(abi.Extent))
+        config.extent_count = len(extents)
+        config.directory = directory_owner
+        config.arena = None if arena is None else arena.handle
+        config.groups = ctypes.cast(group_array, POINTER(abi.ChunkGroup))
+        config.group_count = len(groups)
+        message = (
+            f"make a reader with {config.memory_bytes} bytes of memory for chunks of "
+            f"{config.chunk_bytes}"
         )
-        message = f"make a reader with {memory_bytes} bytes of memory for chunks of {chunk_bytes}"
         self._owner = OwnerProcess()
         self.closing = False
         self._scratch = threading.local()
@@ -218,7 +192,8 @@ class NativeReader:
             UsageError: the sample has no such part.
             DeviceError: not enough memory.
         """
-        code, failure = copy_part(library().dlfs_reader_read_part, self.handle, part, buffer)
+        read = library().dlfs_reader_read_part
+        code, failure = copy_part(partial(read, self.handle), part, buffer)
         if failure.code == 0:
             check(code, f"read a part of sample {part.index}")
         return failure
@@ -257,7 +232,7 @@ class NativeReader:
         """Return the fields of ``dlfs_reader_stats`` by name."""
         stats = abi.ReaderStats()
         library().dlfs_reader_get_stats(self.handle, byref(stats))
-        return {name: int(getattr(stats, name)) for name, *_ in abi.ReaderStats._fields_}
+        return abi.counters(stats)
 
     def member_stats(self, member: int) -> dict[str, int | list[int]]:
         """Return the fields of a member's ``dlfs_member_stats`` by name; ``latency`` is a list.
@@ -440,7 +415,56 @@ class StreamOptions:
         )
 
 
-class NativeStream:
+class Stream:
+    """What streams of this process and of a service have in common.
+
+    Args:
+        take: function of libdlfs that returns the next batch of a handle.
+        handle: owner of the handle.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, take: Callable[..., int], handle: Handle) -> None:
+        self._owner = OwnerProcess()
+        self._take = take
+        self._handle: Handle | None = handle
+
+    def next(self, count: int) -> NativeBatch | None:
+        """Return the next ``count`` samples, fewer at the end; None if none are left.
+
+        If it raises, the next call with the same count returns the same samples.
+
+        Raises:
+            LimitError: see ``ClientReader.read``.
+            DlfsError: the reading ahead failed, or the service is lost (ServiceLostError).
+        """
+        batch = batch_owner()
+        code = -errno.EAGAIN
+        while code == -errno.EAGAIN:  # a signal handler (Ctrl-C) runs between two waits
+            code = self._take(self._open_handle(), count, WAIT_MS, byref(batch))
+        if code == abi.E_END:
+            return None
+        if code < 0:
+            raise self._error(code, count)
+        return NativeBatch(batch)
+
+    def _error(self, code: int, count: int) -> DlfsError:
+        """Return the error of a failed ``next``."""
+        return error_for(code, f"take the next {count} samples")
+
+    def _open_handle(self) -> Handle:
+        handle = self._handle
+        if handle is None:
+            raise ClosedError("take the next batch: the epoch is closed")
+        if not self._owner.is_current():
+            raise ClosedError(
+                f"take the next batch: the epoch belongs to process {self._owner.pid}"
+            )
+        return handle
+
+
+class NativeStream(Stream):
     """A ``dlfs_stream``: a consumer's part of an epoch, read ahead by a native thread.
 
     Args:
@@ -457,13 +481,13 @@ class NativeStream:
         sequence: NativeSequence,
         options: StreamOptions,
     ) -> None:
-        self._owner = OwnerProcess()
         config = options.config(sequence)
         owner = reader.handle
-        self._handle: Handle | None = Handle(
+        handle = Handle(
             library().dlfs_stream_destroy, owner, sequence.handle, process=reader.process
         )
-        code = library().dlfs_stream_create(owner, byref(config), byref(self._handle))
+        super().__init__(library().dlfs_stream_next, handle)
+        code = library().dlfs_stream_create(owner, byref(config), byref(handle))
         check(code, f"read ahead {options.count} samples")
 
     @property
@@ -471,28 +495,6 @@ class NativeStream:
         """Plan in use: ``direct``, ``chunks`` or ``chunk_copy``."""
         number = library().dlfs_stream_plan(self._open_handle())
         return next(name for name, value in PLANS.items() if value == number)
-
-    def next(self, count: int) -> NativeBatch | None:
-        """Return the next samples, fewer at the end; None if none are left."""
-        batch = batch_owner()
-        code = -errno.EAGAIN
-        while code == -errno.EAGAIN:  # a signal handler (Ctrl-C) runs between two waits
-            code = library().dlfs_stream_next(self._open_handle(), count, WAIT_MS, byref(batch))
-        if code == abi.E_END:
-            return None
-        if code < 0:
-            raise error_for(code, f"take the next {count} samples")
-        return NativeBatch(batch)
-
-    def _open_handle(self) -> Handle:
-        handle = self._handle
-        if handle is None:
-            raise ClosedError("take the next batch: the epoch is closed")
-        if not self._owner.is_current():
-            raise ClosedError(
-                f"take the next batch: the epoch belongs to process {self._owner.pid}"
-            )
-        return handle
 
     def close(self) -> None:
         """End the thread that reads ahead. Idempotent; returned batches stay valid."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from ctypes import byref
 
-from dlfs._native import abi, channel_abi
+from dlfs._native import abi
 from dlfs._native.channel import ChannelDescriptors
 from dlfs._native.handle import Handle, process_number
 from dlfs._native.library import check, library
@@ -33,7 +33,7 @@ COPIED_BYTES_MAX = 256 << 20
 """Memory of one channel for batches that are copied out of the arena, in bytes. Only the pages that
 are in use take memory."""
 
-STATS = tuple(name for name, *_ in channel_abi.ChannelStats._fields_)
+STATS = tuple(name for name, *_ in abi.ChannelStats._fields_)
 """Names of the counters that ``ServerChannel.stats`` returns."""
 
 ENDED_CLOSED = abi.E_CLOSED
@@ -99,7 +99,7 @@ class ServerChannel:
     ) -> None:
         self._lock = Lock()
         owner = reader.handle
-        config = channel_abi.ChannelConfig(
+        config = abi.ChannelConfig(
             reader=owner,
             share=share.handle,
             copied_bytes_max=copied_bytes_max,
@@ -107,7 +107,7 @@ class ServerChannel:
             batches_max=batches_max,
             memory=None if memory is None else memory.handle,
         )
-        self._last_stats = channel_abi.ChannelStats(ended=ENDED_CLOSED)
+        self._last_stats = abi.ChannelStats(ended=ENDED_CLOSED)
         self.descriptors = ChannelDescriptors()
         used = (owner, share.handle, None if memory is None else memory.handle)
         self._handle: Handle | None = Handle(
@@ -127,8 +127,7 @@ class ServerChannel:
         with self._lock:
             if self._handle is not None:
                 library().dlfs_channel_get_stats(self._handle, byref(self._last_stats))
-            stats = self._last_stats
-            return {name: int(getattr(stats, name)) for name, *_ in stats._fields_}
+            return abi.counters(self._last_stats)
 
     @property
     def ended(self) -> int:

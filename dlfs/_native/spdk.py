@@ -15,24 +15,20 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from ctypes import (
-    POINTER,
     Structure,
     byref,
     c_char,
     c_char_p,
-    c_int,
     c_int32,
-    c_size_t,
     c_uint8,
     c_uint32,
     c_void_p,
 )
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 from dlfs._native import abi
-from dlfs._native.abi import fields
+from dlfs._native.abi import fields, prototypes
 from dlfs._native.device import NativeDevice, device_handle
 from dlfs._native.library import bind, error_for, library
 from dlfs._native.nvme import format_namespace_id, run_through
@@ -78,25 +74,14 @@ class Info(Structure):
     )
 
 
-PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "dlfs_spdk_version": (c_uint32, ()),
-    "dlfs_spdk_open": (
-        c_int,
-        (POINTER(Config), c_char_p, c_size_t, POINTER(Info), c_void_p, POINTER(c_void_p)),
-    ),
-    "dlfs_spdk_run": (
-        c_int,
-        (
-            c_void_p,
-            c_uint32,
-            POINTER(abi.NvmeCommand),
-            c_void_p,
-            c_uint32,
-            c_uint32,
-            POINTER(abi.NvmeResult),
-        ),
-    ),
-}
+PROTOTYPES = prototypes(
+    {
+        "dlfs_spdk_version": "u32:",
+        "dlfs_spdk_open": "int: Config* text u64 Info* ptr out",
+        "dlfs_spdk_run": "int: ptr u32 NvmeCommand* ptr u32 u32 NvmeResult*",
+    },
+    vars(abi) | globals(),
+)
 
 
 def _load(path: Path) -> ctypes.CDLL:

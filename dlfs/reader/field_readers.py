@@ -80,9 +80,7 @@ class FieldReaders:
             ClosedError: the dataset was closed.
             DlfsError: the columns cannot be read.
         """
-        if fields is None:
-            return self.whole
-        if not len(self.whole.directory):
+        if fields is None or not len(self.whole.directory):
             return self.whole
         table = self._attributes()
         types = find_fields(table, np.empty(0, np.uint64), self._dataset)

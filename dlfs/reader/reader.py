@@ -114,22 +114,24 @@ def make_native_reader(
     return NativeReader(
         devices,
         [(run.first_chunk, run.chunk_count) for run in runs],
-        directory.native,
-        chunk_bytes=geometry.chunk_bytes,
-        block_bytes=geometry.block_bytes,
-        data_offset_bytes=geometry.data_offset_bytes,
+        directory,
+        abi.ReaderConfig(
+            chunk_bytes=geometry.chunk_bytes,
+            block_bytes=geometry.block_bytes,
+            data_offset_bytes=geometry.data_offset_bytes,
+            memory_bytes=max(memory_bytes, MEMORY_CHUNKS_MIN * geometry.chunk_bytes),
+            gap_bytes=options.gap_bytes,
+            depth=options.depth,
+            retry_count=options.retry_count,
+            timeout_ms=options.timeout_ms,
+            replicas=geometry.replicas,
+            flags=abi.READER_PARTS if options.parts else 0,
+        ),
         arena=None if memory is None else memory.arena(geometry.chunk_bytes),
-        memory_bytes=max(memory_bytes, MEMORY_CHUNKS_MIN * geometry.chunk_bytes),
-        gap_bytes=options.gap_bytes,
-        depth=options.depth,
-        retry_count=options.retry_count,
-        timeout_ms=options.timeout_ms,
-        replicas=geometry.replicas,
         groups=[
             (group.first_chunk, group.band_rows, group.first_member, group.member_count)
             for group in geometry.groups
         ],
-        parts=options.parts,
     )
 
 
@@ -331,8 +333,7 @@ class SampleReader(Closing):
     @property
     def closing(self) -> bool:
         """True once ``close`` has been called, or the samples were moved: open another reader."""
-        placement = self._placement
-        return self.native.closing or (placement is not None and placement.moved)
+        return self.native.closing or self.moved
 
     def close(self) -> None:
         """Free memory and queue pairs with the last epoch, call or batch in use. Idempotent."""

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dlfs._native import abi
 from dlfs._native.arena import NativeArena
 from dlfs._native.channel import ChannelDescriptors, ClientReader, ClientStream
 from dlfs._native.directory import NativeDirectory
@@ -52,20 +53,23 @@ class Node:
             [self.native],
             [(run.first_chunk, run.chunk_count) for run in self.laid.runs],
             self.directory,
-            chunk_bytes=geometry.chunk_bytes,
-            block_bytes=geometry.block_bytes,
-            data_offset_bytes=geometry.data_offset_bytes,
-            memory_bytes=memory_bytes,
+            abi.ReaderConfig(
+                chunk_bytes=geometry.chunk_bytes,
+                block_bytes=geometry.block_bytes,
+                data_offset_bytes=geometry.data_offset_bytes,
+                memory_bytes=memory_bytes,
+                gap_bytes=8 * KIB,
+                depth=16,
+                retry_count=1,
+                timeout_ms=20_000,
+                replicas=1,
+            ),
             arena=NativeArena(memory_bytes, geometry.chunk_bytes, shared=True) if shared else None,
-            gap_bytes=8 * KIB,
-            depth=16,
-            retry_count=1,
-            timeout_ms=20_000,
         )
 
     @property
     def directory(self) -> NativeDirectory:
-        return self.laid.directory.native
+        return self.laid.directory
 
     def sequence(self, order: str = "global", **options: int) -> NativeSequence:
         return sequence_of(self.directory, order, **options)

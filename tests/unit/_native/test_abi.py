@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from dlfs import __version__
-from dlfs._native import abi, channel_abi, library
+from dlfs._native import abi, library
 from tests.golden import c_reader
 from tests.support import faults
 
@@ -26,7 +26,7 @@ API_HEADER = (ROOT / "native/include/dlfs/api.h").read_text()
 CODE, API_CODE = (re.sub(r"/\*.*?\*/", "", h, flags=re.DOTALL) for h in (HEADER, API_HEADER))
 DECLARATION = re.compile(r"DLFS_API\s+([^;(]*?[\s*])(dlfs_\w+)\(([^;]*)\);")
 
-PROTOTYPES = library.PROTOTYPES
+PROTOTYPES = abi.PROTOTYPES
 
 
 def structures_of(module: ModuleType) -> dict[str, type[ctypes.Structure]]:
@@ -40,12 +40,9 @@ def structures_of(module: ModuleType) -> dict[str, type[ctypes.Structure]]:
     }
 
 
-STRUCTURES = structures_of(abi) | structures_of(channel_abi)
+STRUCTURES = structures_of(abi)
 CONSTANTS = {
-    name: value
-    for module in (abi, channel_abi)
-    for name, value in vars(module).items()
-    if name.isupper() and type(value) is int
+    name: value for name, value in vars(abi).items() if name.isupper() and type(value) is int
 }
 
 # Passed as arrays of numpy, thus not mirrored as ctypes structures.

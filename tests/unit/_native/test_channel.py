@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from dlfs._native import abi
+from dlfs._native.abi import CHANNEL_SAMPLES_MAX
 from dlfs._native.batch import NativeBatch
 from dlfs._native.channel import ChannelDescriptors, ClientReader, ClientStream
-from dlfs._native.channel_abi import CHANNEL_SAMPLES_MAX
 from dlfs._native.reader import NativeSequence, NativeStream, StreamOptions
 from dlfs._native.server_channel import ENDED_CLOSED, ServerChannel, Share
 from dlfs.base.units import KIB, MIB

@@ -9,7 +9,8 @@ import pytest
 
 from dlfs import errors
 from dlfs._native import abi
-from dlfs._native.library import PROTOTYPES, check, describe, error_for, library
+from dlfs._native.abi import PROTOTYPES
+from dlfs._native.library import check, describe, error_for, library
 
 
 @pytest.fixture
