@@ -75,18 +75,15 @@ DLFS_API int dlfs_reader_arena(dlfs_reader *reader, int *descriptor, uint64_t *b
  * reader's arena, or other memory of the service. Any threads at once.
  */
 typedef struct dlfs_share dlfs_share;
-DLFS_API int dlfs_share_create(uint64_t bytes_max, dlfs_share **out);
 /*
- * Creates a share within a parent, such as that of the client's user: bytes count in both, and both
- * limit them.
+ * Creates a share, within a parent, such as that of the client's user, unless that is NULL: bytes
+ * count in both, and both limit them.
  */
 DLFS_API int dlfs_share_create_within(dlfs_share *parent, uint64_t bytes_max, dlfs_share **out);
 /* Raises the bound to bytes_max if it is lower. */
 DLFS_API void dlfs_share_allow(dlfs_share *share, uint64_t bytes_max);
 /* Releases the share. It is freed with the last channel, or share within it, that uses it. */
 DLFS_API void dlfs_share_destroy(dlfs_share *share);
-/* Returns the bytes that the channels use of the share at present. */
-DLFS_API uint64_t dlfs_share_pinned_bytes(const dlfs_share *share);
 
 typedef struct dlfs_channel_config {
     dlfs_reader *reader;       /* borrowed until the channel is revoked or destroyed; its arena has
@@ -232,11 +229,6 @@ DLFS_API int dlfs_client_member_code(dlfs_client *client, uint32_t member);
  * dlfs_reader_lost_members. Does not wait.
  */
 DLFS_API uint64_t dlfs_client_lost_members(const dlfs_client *client);
-/*
- * Returns 1 if the channel is lost, so that every call returns DLFS_E_SERVICE; else 0. Does not
- * wait.
- */
-DLFS_API int dlfs_client_is_lost(const dlfs_client *client);
 /* Returns the most samples that one batch may have. */
 DLFS_API uint64_t dlfs_client_samples_max(const dlfs_client *client);
 

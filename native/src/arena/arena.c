@@ -164,12 +164,6 @@ static void measure_chunks(const dlfs_reader *reader, struct arrays *arrays)
     arrays->slots_enough = share_enough(fewer ? chunks : reader->chunk_count);
 }
 
-static void arrays_free(struct arrays *arrays)
-{
-    free(arrays->chunk_slots);
-    free(arrays->chunk_data);
-}
-
 static int arrays_make(const dlfs_reader *reader, struct arrays *arrays)
 {
     arrays->chunk_slots = calloc(reader->chunk_count + 1, sizeof(*arrays->chunk_slots));
@@ -219,7 +213,8 @@ int arena_attach(dlfs_reader *reader)
     bool attaches = code == 0 && !reader->share.attached;
     code = attaches ? attach(reader, &arrays) : code;
     if (!attaches || code < 0) {
-        arrays_free(&arrays);
+        free(arrays.chunk_slots);
+        free(arrays.chunk_data);
     }
     return code;
 }

@@ -127,8 +127,8 @@ void arena_reference(dlfs_reader *reader, uint32_t slot);
 void arena_release(dlfs_reader *reader, uint32_t slot);
 /* Evicts idle slots of a reader that holds more than its share. */
 void arena_evict_excess(dlfs_reader *reader);
-/* Frees an idle cached slot with its run, and removes its samples from the cache. */
-void arena_evict_cached(dlfs_reader *reader, uint32_t slot);
+/* Frees an idle slot with its run, and removes what it holds from the cache. */
+void arena_evict(dlfs_reader *reader, uint32_t slot);
 /* Releases the slots of an empty cache map, unless an open stream is going to fill it. */
 void arena_release_empty_map(dlfs_reader *reader);
 /* Begins to load a chunk: its TRANSIENT slot becomes LOADING. */

@@ -210,7 +210,7 @@ static void review_usage(dlfs_reader *reader)
             idle ? (uint8_t)(slot->idle_reviews + (slot->idle_reviews < IDLE_REVIEWS_MAX)) : 0;
         slot->uses = 0;
         if (lacked_room && slot->idle_reviews >= IDLE_REVIEWS_MAX && slot->references == 0) {
-            arena_evict_cached(reader, number);
+            arena_evict(reader, number);
         }
     }
 }
@@ -240,7 +240,7 @@ void cache_set_limits(dlfs_reader *reader, uint32_t slots_max, uint32_t packed_r
 void cache_evict_idle(dlfs_reader *reader)
 {
     while (reader->cache.idle.count > 0) {
-        arena_evict_cached(reader, reader->cache.idle.first);
+        arena_evict(reader, reader->cache.idle.first);
     }
 }
 

@@ -67,16 +67,10 @@ bool cache_map_has_room(const struct cache *cache, uint64_t samples)
     return samples <= cache->map_capacity / 4 * 3;
 }
 
-/* Returns the entries of a map for this many samples. */
-static uint64_t map_capacity_for(uint64_t samples)
-{
-    uint64_t capacity = samples / 3 * 4 + 8;
-    return capacity > MAP_ENTRIES_MIN ? capacity : MAP_ENTRIES_MIN;
-}
-
 uint64_t cache_map_bytes(uint64_t samples)
 {
-    return map_capacity_for(samples) * sizeof(struct cached_sample);
+    uint64_t capacity = samples / 3 * 4 + 8;
+    return (capacity > MAP_ENTRIES_MIN ? capacity : MAP_ENTRIES_MIN) * sizeof(struct cached_sample);
 }
 
 bool cache_find(const dlfs_reader *reader, uint64_t index, uint64_t *offset)

@@ -15,17 +15,10 @@ DLFS_API int dlfs_share_create_within(dlfs_share *parent, uint64_t bytes_max, dl
     }
     atomic_init(&share->bytes_max, bytes_max);
     atomic_init(&share->references, 1);
-    if (parent != NULL) {
-        share_reference(parent);
-    }
+    share_reference(parent);
     share->parent = parent;
     *out = share;
     return 0;
-}
-
-DLFS_API int dlfs_share_create(uint64_t bytes_max, dlfs_share **out)
-{
-    return dlfs_share_create_within(NULL, bytes_max, out);
 }
 
 void share_reference(dlfs_share *share)
@@ -52,11 +45,6 @@ DLFS_API void dlfs_share_allow(dlfs_share *share, uint64_t bytes_max)
         ;
 }
 
-DLFS_API uint64_t dlfs_share_pinned_bytes(const dlfs_share *share)
-{
-    return atomic_load_explicit(&share->bytes, memory_order_relaxed);
-}
-
 uint64_t share_bytes_max(const dlfs_share *share)
 {
     uint64_t least = UINT64_MAX;
@@ -75,12 +63,6 @@ static void refund_up_to(dlfs_share *share, const dlfs_share *end, uint64_t byte
     }
 }
 
-/* Returns bytes * slots / of, which may be rounded down. */
-static uint64_t part_of(uint64_t bytes, uint32_t slots, uint32_t of)
-{
-    return bytes / of * slots + bytes % of * slots / of;
-}
-
 bool share_charge(dlfs_share *share, uint64_t bytes)
 {
     return share_charge_part(share, bytes, 1, 1);
@@ -90,7 +72,7 @@ bool share_charge_part(dlfs_share *share, uint64_t bytes, uint32_t slots, uint32
 {
     for (dlfs_share *each = share; each != NULL; each = each->parent) {
         uint64_t bytes_max = atomic_load_explicit(&each->bytes_max, memory_order_relaxed);
-        bytes_max = part_of(bytes_max, slots, of);
+        bytes_max = bytes_max / of * slots + bytes_max % of * slots / of; /* rounded down */
         uint64_t before = atomic_fetch_add_explicit(&each->bytes, bytes, memory_order_relaxed);
         if (bytes > bytes_max || before > bytes_max - bytes) {
             refund_up_to(share, each->parent, bytes);

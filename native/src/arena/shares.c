@@ -24,12 +24,6 @@ static uint32_t share_at(const dlfs_reader *reader, uint32_t level)
     return slots > reader->share.reserved ? slots : reader->share.reserved;
 }
 
-static bool is_active(const dlfs_reader *reader)
-{
-    const dlfs_arena *arena = reader->arena;
-    return reader->open_streams > 0 || arena->taken - reader->share.used_at < arena->slot_count;
-}
-
 /* Returns the slots that the active readers, or the others, take with at most `level` for each. */
 static uint64_t count_allotted(const dlfs_arena *arena, bool active, uint32_t level)
 {
@@ -94,7 +88,8 @@ void arena_divide(dlfs_arena *arena)
         if (reader->owns_arena) {
             return;
         }
-        reader->share.active = is_active(reader);
+        reader->share.active =
+            reader->open_streams > 0 || arena->taken - reader->share.used_at < arena->slot_count;
     }
     uint32_t level = find_level(arena, true, arena->slot_count - count_allotted(arena, false, 0));
     uint64_t left = arena->slot_count - count_allotted(arena, true, level);

@@ -20,47 +20,38 @@
 
 /* ---- lists of slots -------------------------------------------------------------------------- */
 
-static void list_push(dlfs_arena *arena, struct slot_list *list, uint32_t number)
+/* Returns the link to what follows a slot in a list, or precedes it. */
+static uint32_t *link_behind(dlfs_arena *arena, struct slot_list *list, uint32_t number)
 {
-    struct slot *slot = &arena->slots[number];
-    slot->next = SLOT_NONE;
-    slot->previous = list->last;
-    if (list->last == SLOT_NONE) {
-        list->first = number;
-    } else {
-        arena->slots[list->last].next = number;
-    }
-    list->last = number;
+    return number == SLOT_NONE ? &list->first : &arena->slots[number].next;
+}
+
+static uint32_t *link_before(dlfs_arena *arena, struct slot_list *list, uint32_t number)
+{
+    return number == SLOT_NONE ? &list->last : &arena->slots[number].previous;
+}
+
+/* Inserts a slot between two neighbours; SLOT_NONE is either end. */
+static void list_insert(dlfs_arena *arena, struct slot_list *list, uint32_t number,
+                        uint32_t previous, uint32_t next)
+{
+    arena->slots[number].previous = previous;
+    arena->slots[number].next = next;
+    *link_behind(arena, list, previous) = number;
+    *link_before(arena, list, next) = number;
     list->count++;
 }
 
-static void list_push_first(dlfs_arena *arena, struct slot_list *list, uint32_t number)
+static void list_push(dlfs_arena *arena, struct slot_list *list, uint32_t number)
 {
-    struct slot *slot = &arena->slots[number];
-    slot->next = list->first;
-    slot->previous = SLOT_NONE;
-    if (list->first == SLOT_NONE) {
-        list->last = number;
-    } else {
-        arena->slots[list->first].previous = number;
-    }
-    list->first = number;
-    list->count++;
+    list_insert(arena, list, number, list->last, SLOT_NONE);
 }
 
 static void list_remove(dlfs_arena *arena, struct slot_list *list, uint32_t number)
 {
-    struct slot *slot = &arena->slots[number];
-    if (slot->previous == SLOT_NONE) {
-        list->first = slot->next;
-    } else {
-        arena->slots[slot->previous].next = slot->next;
-    }
-    if (slot->next == SLOT_NONE) {
-        list->last = slot->previous;
-    } else {
-        arena->slots[slot->next].previous = slot->previous;
-    }
+    const struct slot *slot = &arena->slots[number];
+    *link_behind(arena, list, slot->previous) = slot->next;
+    *link_before(arena, list, slot->next) = slot->previous;
     list->count--;
 }
 
@@ -109,9 +100,14 @@ static void run_free(dlfs_arena *arena, uint32_t first)
         arena->slots[slot].cached = false;
         free(arena->slots[slot].bad);
         arena->slots[slot].bad = NULL;
-        list_push_first(arena, &arena->free_slots, slot);
+        list_insert(arena, &arena->free_slots, slot, SLOT_NONE, arena->free_slots.first);
     }
     wake_waiting(arena);
+}
+
+static struct slot_list *idle_list(dlfs_reader *reader, const struct slot *slot)
+{
+    return slot->cached ? &reader->cache.idle : &reader->idle_slots;
 }
 
 /* Counts a run as one of chunks, or no longer. */
@@ -119,15 +115,6 @@ static void count_chunks(dlfs_reader *reader, const struct slot *slot, bool more
 {
     reader->arena->chunk_slot_count += more ? slot->run : -slot->run;
     reader->share.chunks += more ? slot->run : -slot->run;
-}
-
-static void evict(dlfs_reader *reader, uint32_t number)
-{
-    const struct slot *slot = &reader->arena->slots[number];
-    list_remove(reader->arena, &reader->idle_slots, number);
-    count_chunks(reader, slot, false);
-    reader->chunk_slots[slot->chunk] = 0;
-    run_free(reader->arena, number);
 }
 
 void arena_release_empty_map(dlfs_reader *reader)
@@ -141,13 +128,12 @@ void arena_release_empty_map(dlfs_reader *reader)
     arena_release(reader, cache->map_slot);
 }
 
-void arena_evict_cached(dlfs_reader *reader, uint32_t number)
+void arena_evict(dlfs_reader *reader, uint32_t number)
 {
     dlfs_arena *arena = reader->arena;
-    struct slot *slot = &arena->slots[number];
-    list_remove(arena, &reader->cache.idle, number);
-    reader->cache.slots -= slot->run;
-    slot->cached = false;
+    const struct slot *slot = &arena->slots[number];
+    list_remove(arena, idle_list(reader, slot), number);
+    reader->cache.slots -= slot->cached ? slot->run : 0;
     if (slot->state == SLOT_PACKED) {
         cache_unmap_run(reader, number);
         arena_release_empty_map(reader);
@@ -166,11 +152,11 @@ static bool evict_one(dlfs_reader *reader, enum eviction eviction)
 {
     uint32_t victim = cache_victim(&reader->cache);
     if (victim != SLOT_NONE) {
-        arena_evict_cached(reader, victim);
+        arena_evict(reader, victim);
     } else if (reader->idle_slots.count > 0) {
-        evict(reader, reader->idle_slots.first);
+        arena_evict(reader, reader->idle_slots.first);
     } else if (eviction == EVICT_CACHED && reader->cache.idle.count > 0) {
-        arena_evict_cached(reader, reader->cache.idle.first);
+        arena_evict(reader, reader->cache.idle.first);
     } else {
         return false;
     }
@@ -293,10 +279,9 @@ static void evict_run(dlfs_arena *arena, uint32_t first, uint32_t run)
 {
     for (uint32_t number = first; number < first + run; number++) {
         const struct slot *slot = &arena->slots[number];
-        if (slot->state == SLOT_FREE || slot->state == SLOT_TAIL) {
-            continue;
+        if (slot->state != SLOT_FREE && slot->state != SLOT_TAIL) {
+            arena_evict(slot->reader, number);
         }
-        (slot->cached ? arena_evict_cached : evict)(slot->reader, number);
     }
 }
 
@@ -393,11 +378,6 @@ uint32_t arena_head(const dlfs_reader *reader, uint32_t number)
 
 /* ---- references ------------------------------------------------------------------------------ */
 
-static struct slot_list *idle_list(dlfs_reader *reader, const struct slot *slot)
-{
-    return slot->cached ? &reader->cache.idle : &reader->idle_slots;
-}
-
 void arena_reference(dlfs_reader *reader, uint32_t number)
 {
     number = arena_head(reader, number);
@@ -424,7 +404,7 @@ void arena_release(dlfs_reader *reader, uint32_t number)
         uint32_t others = arena->slot_count - arena->free_slots.count - arena->chunk_slot_count;
         arena->other_slots_most =
             others > arena->other_slots_most ? others : arena->other_slots_most;
-        run_free(reader->arena, number);
+        run_free(arena, number);
     }
     pthread_cond_broadcast(&reader->released);
 }

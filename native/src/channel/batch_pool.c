@@ -108,18 +108,13 @@ struct batch *batch_pool_take(dlfs_client *client, uint64_t count)
     }
     client->references++;
     pthread_mutex_unlock(&client->state_lock);
-    if (batch == NULL) {
-        batch = calloc(1, sizeof(*batch));
-    }
-    if (batch != NULL && batch_reserve(batch, count) == 0) {
-        batch->client = client;
-        return batch;
-    }
+    batch = batch_prepare(batch, count);
     if (batch != NULL) {
-        batch_free(batch);
+        batch->client = client;
+    } else {
+        client_release(client);
     }
-    client_release(client);
-    return NULL;
+    return batch;
 }
 
 void batch_pool_put(struct batch *batch, const struct submission *entry)

@@ -35,7 +35,7 @@
 #include "stream/stream.h"
 
 #define CHANNEL_MAGIC UINT64_C(0x314c4e4843464c44) /* "DLFCHNL1" in memory */
-#define CHANNEL_LAYOUT 3u
+#define CHANNEL_LAYOUT 4u
 #define COMPLETION_COUNT 16u
 #define SUBMISSIONS_SPARE 16u /* entries in addition to one for the release of every batch */
 #define CACHE_LINE_BYTES 64u
@@ -89,13 +89,7 @@ struct completion {
 
 struct stream_request {
     struct sequence_parameters sequence;
-    uint64_t first;
-    uint64_t stride;
-    uint64_t count;
-    uint64_t group;
-    uint64_t group_stride;
-    uint32_t plan;
-    uint32_t reserved;
+    dlfs_stream_config config; /* its sequence is ignored */
 };
 
 /* The positions of both sides in a ring, each in a separate cache line. */
@@ -236,22 +230,6 @@ struct copied_run {
     uint64_t bytes;
 };
 
-struct channel_counters {
-    _Atomic uint64_t samples;
-    _Atomic uint64_t sample_bytes;
-    _Atomic uint64_t batches;
-    _Atomic uint64_t batches_out;
-    _Atomic uint64_t pinned_bytes;
-    _Atomic uint64_t copied_bytes;
-    _Atomic uint64_t copied_batches;
-    _Atomic uint64_t refusals;
-    _Atomic uint64_t failures;
-    _Atomic uint64_t busy_ns;
-    _Atomic uint64_t memory_bytes;
-    _Atomic int32_t ended;
-    _Atomic uint32_t under_way;
-};
-
 struct dlfs_channel {
     dlfs_reader *reader;
     struct reader_geometry geometry; /* of the reader */
@@ -261,7 +239,7 @@ struct dlfs_channel {
     struct ring submissions;
     struct ring completions;
     struct waiter waiter;
-    struct channel_counters counters;
+    dlfs_channel_stats counters; /* accessed atomically; without those of the waiter */
     pthread_t thread;
     _Atomic bool stop;     /* the thread serves no longer */
     _Atomic bool released; /* it does not wait for the client's end either */
@@ -296,6 +274,11 @@ struct dlfs_channel {
     struct copied_run *runs; /* [batches_max] runs in use, in order of their offsets */
     uint32_t run_count;
 };
+
+static inline void counter_add(uint64_t *counter, uint64_t value)
+{
+    (void)__atomic_fetch_add(counter, value, __ATOMIC_RELAXED);
+}
 
 /* channel/operations.c; used by the channel's thread. */
 #define PROTOCOL_BROKEN INT64_MIN /* the client does not follow the protocol */

@@ -104,7 +104,10 @@ static uint64_t requested_bytes(const dlfs_client *client, const struct submissi
     }
 }
 
-/* Waits for the answer to a request: the longer, the more bytes the service may have to read. */
+/*
+ * Waits for the answer to a request: the longer, the more bytes the service may have to read.
+ * Leaves *answer unchanged after an error.
+ */
 static int await_answer(dlfs_client *client, const struct submission *request,
                         struct completion *answer)
 {
@@ -114,8 +117,10 @@ static int await_answer(dlfs_client *client, const struct submission *request,
         until = monotonic_ns() + (uint64_t)client->timeout_ms * UINT64_C(1000000);
     }
     for (;;) {
-        int taken = ring_take(&client->completions, answer);
-        if (taken > 0 && answer->tag == client->tag) {
+        struct completion next;
+        int taken = ring_take(&client->completions, &next);
+        if (taken > 0 && next.tag == client->tag) {
+            *answer = next;
             return 0;
         }
         if (taken < 0) {
@@ -152,9 +157,12 @@ static void end_call(dlfs_client *client)
     pthread_mutex_unlock(&client->call_lock);
 }
 
-/* Sends a request and waits for its answer. The caller holds call_lock. */
-static int send_request(dlfs_client *client, struct submission *request, struct completion *answer)
+/* Sends a request and waits for its answer. Returns a code or the answer's result. The caller holds
+ * call_lock. */
+static int64_t send_request(dlfs_client *client, struct submission *request,
+                            struct completion *answer)
 {
+    *answer = (struct completion){0};
     if (client_is_lost(client)) {
         return DLFS_E_SERVICE;
     }
@@ -165,22 +173,27 @@ static int send_request(dlfs_client *client, struct submission *request, struct 
     atomic_fetch_add_explicit(&client->requests, 1, memory_order_relaxed);
     ring_wake(&client->submissions, &client->waiter);
     int code = await_answer(client, request, answer);
-    if (code == 0) {
-        atomic_store_explicit(&client->arena->lost_members, answer->lost_members,
-                              memory_order_relaxed);
+    if (code < 0) {
+        return code;
     }
-    return code;
+    atomic_store_explicit(&client->arena->lost_members, answer->lost_members, memory_order_relaxed);
+    return answer->result;
 }
 
-/* Sends a request that uses neither area. Returns a code or the answer's result. */
-static int64_t request_value(dlfs_client *client, uint32_t operation, uint64_t value)
+/* Sends a request without further arguments. Returns a code or the answer's result; if that is 0,
+ * `out` gets the structure that the service has written to the result area. */
+static int request_value(dlfs_client *client, uint32_t operation, uint64_t value, void *out,
+                         size_t bytes)
 {
     struct submission request = {.operation = operation, .value = value};
     struct completion answer;
     pthread_mutex_lock(&client->call_lock);
-    int64_t code = send_request(client, &request, &answer);
+    int64_t result = send_request(client, &request, &answer);
+    if (result == 0 && bytes > 0) {
+        memcpy(out, client->memory.result, bytes);
+    }
     end_call(client);
-    return code < 0 ? code : answer.result;
+    return (int)result;
 }
 
 /* ---- batches --------------------------------------------------------------------------------- */
@@ -207,31 +220,18 @@ static bool is_valid_answer(const dlfs_client *client, const struct completion *
            answer->base_offset <= memory->copied_bytes - answer->base_bytes;
 }
 
-static int copy_failures(struct batch *batch, const struct channel_memory *memory, uint64_t count)
-{
-    if (count > batch->failure_capacity) {
-        dlfs_failure *failures = realloc(batch->failures, count * sizeof(*failures));
-        if (failures == NULL) {
-            return -ENOMEM;
-        }
-        batch->failures = failures;
-        batch->failure_capacity = count;
-    }
-    if (count > 0) {
-        memcpy(batch->failures, memory->failures, count * sizeof(dlfs_failure));
-    }
-    return 0;
-}
-
 /* Fills a batch as the answer describes. `indices` are those of a read; NULL for a stream. */
 static int fill(dlfs_client *client, struct batch *batch, const struct completion *answer,
                 const uint64_t *indices)
 {
     const struct channel_memory *memory = &client->memory;
     uint64_t count = (uint64_t)answer->result;
-    int code = copy_failures(batch, memory, answer->failure_count);
-    if (code < 0) {
-        return code;
+    uint64_t failures = answer->failure_count;
+    if (batch_reserve_failures(batch, failures) < 0) {
+        return -ENOMEM;
+    }
+    if (failures > 0) {
+        memcpy(batch->failures, memory->failures, failures * sizeof(dlfs_failure));
     }
     if (count > 0) {
         memcpy(batch->offsets, memory->offsets, count * sizeof(int64_t));
@@ -241,18 +241,11 @@ static int fill(dlfs_client *client, struct batch *batch, const struct completio
     }
     batch->release = release_batch;
     batch->number = answer->number;
-    batch->public = (dlfs_batch){
-        .base = answer->memory == BATCH_IN_ARENA ? client->arena->base
-                                                 : memory->copied + answer->base_offset,
-        .base_bytes = answer->base_bytes,
-        .count = count,
-        .offsets = batch->offsets,
-        .lengths = batch->lengths,
-        .indices = batch->indices,
-        .failures = batch->failures,
-        .failure_count = answer->failure_count,
-        .lost_members = answer->lost_members,
-    };
+    batch->public.base = answer->memory == BATCH_IN_ARENA ? client->arena->base
+                                                          : memory->copied + answer->base_offset;
+    batch->public.base_bytes = answer->base_bytes;
+    batch->public.failure_count = failures;
+    batch->public.lost_members = answer->lost_members;
     return 0;
 }
 
@@ -260,9 +253,6 @@ static int fill(dlfs_client *client, struct batch *batch, const struct completio
 static int take_batch(dlfs_client *client, const struct completion *answer, uint64_t count,
                       const uint64_t *indices, dlfs_batch **out)
 {
-    if (answer->result < 0 && answer->memory == BATCH_NONE) {
-        return (int)answer->result;
-    }
     if (!is_valid_answer(client, answer, count)) {
         return client_lose(client);
     }
@@ -282,8 +272,9 @@ static int request_batch(dlfs_client *client, struct submission *request, const 
                          dlfs_batch **out)
 {
     struct completion answer;
-    int code = send_request(client, request, &answer);
-    return code < 0 ? code : take_batch(client, &answer, request->value, indices, out);
+    int64_t result = send_request(client, request, &answer);
+    bool failed = result < 0 && answer.memory == BATCH_NONE;
+    return failed ? (int)result : take_batch(client, &answer, request->value, indices, out);
 }
 
 DLFS_API int dlfs_client_read(dlfs_client *client, const uint64_t *indices, uint64_t count,
@@ -314,19 +305,9 @@ DLFS_API int dlfs_client_read(dlfs_client *client, const uint64_t *indices, uint
 static int64_t get_large(dlfs_client *client, uint64_t index, void *buffer, uint64_t buffer_bytes)
 {
     dlfs_batch *batch;
-    int64_t result = dlfs_client_read(client, &index, 1, &batch);
-    if (result < 0) {
-        return result;
-    }
-    result = batch->failure_count > 0 ? batch->failures[0].code : batch->lengths[0];
-    if (result > 0 && (uint64_t)result > buffer_bytes) {
-        result = -ERANGE;
-    }
-    if (result > 0) {
-        memcpy(buffer, batch->base + batch->offsets[0], (size_t)result);
-    }
-    dlfs_batch_release(batch);
-    return result;
+    dlfs_failure failure;
+    int code = dlfs_client_read(client, &index, 1, &batch);
+    return code < 0 ? code : batch_take_sample(batch, buffer, buffer_bytes, &failure);
 }
 
 DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buffer,
@@ -347,9 +328,6 @@ DLFS_API int64_t dlfs_client_get(dlfs_client *client, uint64_t index, void *buff
     room = room < buffer_bytes ? room : buffer_bytes;
     pthread_mutex_lock(&client->call_lock);
     int64_t result = send_request(client, &request, &answer);
-    if (result == 0) {
-        result = answer.result;
-    }
     if (result > (int64_t)room) {
         result = client_lose(client);
     }
@@ -368,13 +346,10 @@ static int request_part(dlfs_client *client, const dlfs_part *part, uint8_t *buf
                         dlfs_failure *failure)
 {
     struct submission request = {.operation = OPERATION_PART};
-    struct completion answer = {0};
+    struct completion answer;
     pthread_mutex_lock(&client->call_lock);
     memcpy(client->memory.request, part, sizeof(*part));
-    int code = send_request(client, &request, &answer);
-    if (code == 0) {
-        code = (int)answer.result;
-    }
+    int code = (int)send_request(client, &request, &answer);
     if (code < 0 && answer.failure_count > 0) {
         memcpy(failure, client->memory.result, sizeof(*failure));
         failure->index = part->index;
@@ -415,43 +390,20 @@ DLFS_API int dlfs_client_read_part(dlfs_client *client, const dlfs_part *part, v
 /* ---- statistics --------------------------------------------------------------------------------
  */
 
-/* Requests a structure, which the service writes to the result area. */
-static int request_structure(dlfs_client *client, uint32_t operation, uint64_t value, void *out,
-                             size_t bytes)
-{
-    struct submission request = {.operation = operation, .value = value};
-    struct completion answer;
-    pthread_mutex_lock(&client->call_lock);
-    int code = send_request(client, &request, &answer);
-    if (code == 0) {
-        code = (int)answer.result;
-    }
-    if (code == 0) {
-        memcpy(out, client->memory.result, bytes);
-    }
-    end_call(client);
-    return code;
-}
-
 DLFS_API int dlfs_client_reader_stats(dlfs_client *client, dlfs_reader_stats *stats)
 {
-    return request_structure(client, OPERATION_STATS, 0, stats, sizeof(*stats));
+    return request_value(client, OPERATION_STATS, 0, stats, sizeof(*stats));
 }
 
 DLFS_API int dlfs_client_member_stats(dlfs_client *client, uint32_t member,
                                       dlfs_member_stats *stats)
 {
-    return request_structure(client, OPERATION_MEMBER_STATS, member, stats, sizeof(*stats));
+    return request_value(client, OPERATION_MEMBER_STATS, member, stats, sizeof(*stats));
 }
 
 DLFS_API int dlfs_client_member_code(dlfs_client *client, uint32_t member)
 {
-    return (int)request_value(client, OPERATION_MEMBER, member);
-}
-
-DLFS_API int dlfs_client_is_lost(const dlfs_client *client)
-{
-    return client_is_lost(client);
+    return request_value(client, OPERATION_MEMBER, member, NULL, 0);
 }
 
 DLFS_API uint64_t dlfs_client_samples_max(const dlfs_client *client)
@@ -473,10 +425,7 @@ static int send_chosen(dlfs_client *client, const dlfs_stream_config *config)
         uint64_t *indices = (uint64_t *)(void *)client->memory.request;
         code = stream_indices(config, at, request.value, indices);
         if (code == 0) {
-            code = send_request(client, &request, &answer);
-        }
-        if (code == 0) {
-            code = (int)answer.result;
+            code = (int)send_request(client, &request, &answer);
         }
     }
     return code;
@@ -488,17 +437,15 @@ static int send_chosen(dlfs_client *client, const dlfs_stream_config *config)
  */
 static struct stream_request describe(const dlfs_stream_config *config, bool chosen)
 {
-    struct stream_request request = {.count = config->count, .plan = config->plan, .stride = 1};
+    struct stream_request request = {.config = *config};
     sequence_describe(config->sequence, &request.sequence);
+    request.config.sequence = NULL;
     if (chosen) {
         request.sequence =
             (struct sequence_parameters){.kind = DLFS_ORDER_LIST, .count = config->count};
-        return request;
+        request.config =
+            (dlfs_stream_config){.count = config->count, .plan = config->plan, .stride = 1};
     }
-    request.first = config->first;
-    request.stride = config->stride;
-    request.group = config->group;
-    request.group_stride = config->group_stride;
     return request;
 }
 
@@ -515,10 +462,7 @@ DLFS_API int dlfs_client_stream_open(dlfs_client *client, const dlfs_stream_conf
     int code = chosen ? send_chosen(client, config) : 0;
     if (code == 0) {
         memcpy(client->memory.request, &stream, sizeof(stream));
-        code = send_request(client, &request, &answer);
-    }
-    if (code == 0) {
-        code = (int)answer.result;
+        code = (int)send_request(client, &request, &answer);
     }
     if (code < 0 && chosen) { /* have the service drop the indices, unless a stream uses them */
         request.operation = OPERATION_CLOSE;
@@ -554,7 +498,7 @@ DLFS_API int dlfs_client_stream_next(dlfs_client *client, uint64_t count, int ti
 
 DLFS_API int dlfs_client_stream_close(dlfs_client *client)
 {
-    return (int)request_value(client, OPERATION_CLOSE, 0);
+    return request_value(client, OPERATION_CLOSE, 0, NULL, 0);
 }
 
 DLFS_API void dlfs_client_get_stats(const dlfs_client *client, dlfs_client_stats *stats)

@@ -18,11 +18,6 @@
 /* Leading bytes of the memory for copied batches whose pages stay for the next batches. */
 #define COPIED_RETAINED_BYTES (UINT64_C(8) << 20)
 
-static void add(_Atomic uint64_t *counter, uint64_t value)
-{
-    atomic_fetch_add_explicit(counter, value, memory_order_relaxed);
-}
-
 /* ---- charges --------------------------------------------------------------------------------- */
 
 bool charge(dlfs_channel *channel, uint64_t bytes)
@@ -30,14 +25,14 @@ bool charge(dlfs_channel *channel, uint64_t bytes)
     if (!share_charge(channel->memory_share, bytes)) {
         return false;
     }
-    add(&channel->counters.memory_bytes, bytes);
+    counter_add(&channel->counters.memory_bytes, bytes);
     return true;
 }
 
 void discharge(dlfs_channel *channel, uint64_t bytes)
 {
     share_refund(channel->memory_share, bytes);
-    add(&channel->counters.memory_bytes, -bytes);
+    counter_add(&channel->counters.memory_bytes, -bytes);
 }
 
 /* ---- pins ------------------------------------------------------------------------------------ */
@@ -52,7 +47,7 @@ static bool pin_within_share(dlfs_channel *channel, struct delivered_batch *deli
         return false;
     }
     delivered->batch = batch;
-    add(&channel->counters.pinned_bytes, bytes);
+    counter_add(&channel->counters.pinned_bytes, bytes);
     return true;
 }
 
@@ -98,7 +93,7 @@ static bool run_allocate(dlfs_channel *channel, uint64_t bytes, uint64_t *offset
             (channel->run_count - position) * sizeof(channel->runs[0]));
     channel->runs[position] = (struct copied_run){at, bytes};
     channel->run_count++;
-    add(&channel->counters.copied_bytes, bytes);
+    counter_add(&channel->counters.copied_bytes, bytes);
     *offset = at;
     return true;
 }
@@ -113,7 +108,7 @@ static void run_free(dlfs_channel *channel, uint64_t offset)
     channel->run_count--;
     memmove(&channel->runs[position], &channel->runs[position + 1],
             (channel->run_count - position) * sizeof(channel->runs[0]));
-    add(&channel->counters.copied_bytes, -bytes);
+    counter_add(&channel->counters.copied_bytes, -bytes);
     if (offset + bytes > COPIED_RETAINED_BYTES) {
         (void)madvise(channel->memory.copied + offset, bytes, MADV_REMOVE);
     }
@@ -161,7 +156,7 @@ static bool copy(dlfs_channel *channel, struct delivered_batch *delivered, struc
     }
     delivered->batch = NULL;
     delivered->copied_bytes = bytes;
-    add(&channel->counters.copied_batches, 1);
+    counter_add(&channel->counters.copied_batches, 1);
     return true;
 }
 
@@ -232,22 +227,17 @@ static void describe(dlfs_channel *channel, const dlfs_batch *batch, bool in_are
     }
 }
 
-static uint64_t sample_bytes(const dlfs_batch *batch)
+static void count_batch(dlfs_channel_stats *counters, const dlfs_batch *batch)
 {
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < batch->count; i++) {
         bytes += batch->lengths[i] > 0 ? (uint64_t)batch->lengths[i] : 0;
     }
-    return bytes;
-}
-
-static void count_batch(struct channel_counters *counters, const dlfs_batch *batch)
-{
-    add(&counters->samples, batch->count - batch->failure_count);
-    add(&counters->sample_bytes, sample_bytes(batch));
-    add(&counters->failures, batch->failure_count);
-    add(&counters->batches, 1);
-    add(&counters->batches_out, 1);
+    counter_add(&counters->samples, batch->count - batch->failure_count);
+    counter_add(&counters->sample_bytes, bytes);
+    counter_add(&counters->failures, batch->failure_count);
+    counter_add(&counters->batches, 1);
+    counter_add(&counters->batches_out, 1);
 }
 
 int deliver_batch(dlfs_channel *channel, struct batch *batch, uint64_t charged_bytes, bool indices,
@@ -283,14 +273,14 @@ static void release_entry(dlfs_channel *channel, uint32_t entry)
     if (delivered->batch != NULL) {
         uint64_t bytes = batch_unpin(channel->reader, &delivered->batch->public, channel->pins);
         share_refund(channel->share, bytes);
-        add(&channel->counters.pinned_bytes, -bytes);
+        counter_add(&channel->counters.pinned_bytes, -bytes);
         dlfs_batch_release(&delivered->batch->public);
         discharge(channel, delivered->charged_bytes);
         delivered->batch = NULL;
     } else {
         run_free(channel, delivered->copied_offset);
     }
-    add(&channel->counters.batches_out, -UINT64_C(1));
+    counter_add(&channel->counters.batches_out, -UINT64_C(1));
     entry_free(channel, entry);
 }
 

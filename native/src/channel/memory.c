@@ -12,56 +12,34 @@
 
 #define PAGE_BYTES 4096u
 
-/* Offsets of the areas from the base of the memory. */
-struct areas {
-    size_t submissions;
-    size_t completions;
-    size_t request;
-    size_t offsets; /* the result area begins here */
-    size_t lengths;
-    size_t indices;
-    size_t failures;
-    size_t copied;
-    size_t end;
-};
-
-/* Returns the offset after an area, rounded up to a page. */
-static size_t after(size_t start, uint64_t bytes)
+/* Takes the next whole pages of a memory. Returns NULL if it is not mapped yet. */
+static void *take_area(uint8_t *base, size_t *end, uint64_t bytes)
 {
-    return start + ((size_t)bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+    size_t start = *end;
+    *end += ((size_t)bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+    return base != NULL ? base + start : NULL;
 }
 
-static struct areas lay_out(const struct channel_memory *memory)
+/* Lays out the areas of a memory at its base, or only computes its length if that is NULL. */
+static void lay_out(struct channel_memory *memory, uint8_t *base)
 {
     uint64_t samples = memory->samples_max;
-    struct areas areas = {.submissions = PAGE_BYTES};
-    areas.completions =
-        after(areas.submissions, (uint64_t)memory->submission_count * sizeof(struct submission));
-    areas.request = after(areas.completions, COMPLETION_COUNT * sizeof(struct completion));
-    areas.offsets = after(areas.request, samples * sizeof(uint64_t));
-    areas.lengths = after(areas.offsets, samples * sizeof(int64_t));
-    areas.indices = after(areas.lengths, samples * sizeof(int64_t));
-    areas.failures = after(areas.indices, samples * sizeof(uint64_t));
-    areas.copied = after(areas.failures, samples * sizeof(dlfs_failure));
-    areas.end = memory_length(after(areas.copied, memory->copied_bytes));
-    return areas;
-}
-
-static void adopt(struct channel_memory *memory, uint8_t *base, const struct areas *areas)
-{
+    size_t end = 0;
     memory->base = base;
-    memory->bytes = areas->end;
-    memory->header = (struct channel_header *)(void *)base;
-    memory->submissions = base + areas->submissions;
-    memory->completions = base + areas->completions;
-    memory->request = base + areas->request;
-    memory->result = base + areas->offsets;
-    memory->result_bytes = areas->copied - areas->offsets;
-    memory->offsets = (int64_t *)(void *)(base + areas->offsets);
-    memory->lengths = (int64_t *)(void *)(base + areas->lengths);
-    memory->indices = (uint64_t *)(void *)(base + areas->indices);
-    memory->failures = (dlfs_failure *)(void *)(base + areas->failures);
-    memory->copied = base + areas->copied;
+    memory->header = take_area(base, &end, PAGE_BYTES);
+    memory->submissions =
+        take_area(base, &end, (uint64_t)memory->submission_count * sizeof(struct submission));
+    memory->completions = take_area(base, &end, COMPLETION_COUNT * sizeof(struct completion));
+    memory->request = take_area(base, &end, samples * sizeof(uint64_t));
+    size_t result = end;
+    memory->offsets = take_area(base, &end, samples * sizeof(int64_t));
+    memory->lengths = take_area(base, &end, samples * sizeof(int64_t));
+    memory->indices = take_area(base, &end, samples * sizeof(uint64_t));
+    memory->failures = take_area(base, &end, samples * sizeof(dlfs_failure));
+    memory->result = (uint8_t *)memory->offsets;
+    memory->result_bytes = end - result;
+    memory->copied = take_area(base, &end, memory->copied_bytes);
+    memory->bytes = memory_length(end);
 }
 
 static uint32_t power_of_two(uint32_t value)
@@ -81,14 +59,14 @@ int channel_memory_create(struct channel_memory *memory, const dlfs_channel_conf
         .samples_max = config->samples_max,
         .submission_count = power_of_two(config->batches_max + SUBMISSIONS_SPARE),
     };
-    struct areas areas = lay_out(memory);
+    lay_out(memory, NULL);
     void *base;
-    int code =
-        memory_create_shared("dlfs-channel", areas.end, false, MEMORY_ALL_WRITE, &base, descriptor);
+    int code = memory_create_shared("dlfs-channel", memory->bytes, false, MEMORY_ALL_WRITE, &base,
+                                    descriptor);
     if (code < 0) {
         return code;
     }
-    adopt(memory, base, &areas);
+    lay_out(memory, base);
     struct channel_header *header = memory->header;
     header->magic = CHANNEL_MAGIC;
     header->layout = CHANNEL_LAYOUT;
@@ -139,10 +117,10 @@ int channel_memory_open(struct channel_memory *memory, int descriptor, uint64_t 
     if (!matches) {
         return DLFS_E_FORMAT;
     }
-    struct areas areas = lay_out(memory);
-    code = memory_map_shared(descriptor, areas.end, false, MEMORY_ALL_WRITE, &base);
+    lay_out(memory, NULL);
+    code = memory_map_shared(descriptor, memory->bytes, false, MEMORY_ALL_WRITE, &base);
     if (code == 0) {
-        adopt(memory, base, &areas);
+        lay_out(memory, base);
     }
     return code;
 }

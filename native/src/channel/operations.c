@@ -45,14 +45,14 @@ static uint64_t take_increase(const _Atomic uint64_t *reported, _Atomic uint64_t
 void operation_count_resident_reads(dlfs_channel *channel)
 {
     const struct resident_counts *reported = &channel->memory.header->resident;
-    struct channel_counters *counters = &channel->counters;
+    dlfs_channel_stats *counters = &channel->counters;
     uint64_t samples = take_increase(&reported->samples, &channel->resident_samples);
     uint64_t bytes = take_increase(&reported->sample_bytes, &channel->resident_bytes);
     uint64_t batches = take_increase(&reported->batches, &channel->resident_batches);
     reader_count_hits(channel->reader, samples, bytes);
-    atomic_fetch_add_explicit(&counters->samples, samples, memory_order_relaxed);
-    atomic_fetch_add_explicit(&counters->sample_bytes, bytes, memory_order_relaxed);
-    atomic_fetch_add_explicit(&counters->batches, batches, memory_order_relaxed);
+    counter_add(&counters->samples, samples);
+    counter_add(&counters->sample_bytes, bytes);
+    counter_add(&counters->batches, batches);
 }
 
 /* ---- operations: each returns a code, PROTOCOL_BROKEN, or its result ------------------------- */
@@ -135,9 +135,8 @@ static int64_t serve_get(dlfs_channel *channel, const struct submission *request
     int64_t length = reader_get(channel->reader, request->value, channel->memory.result, bytes,
                                 request->flags, &channel->stop, &failure);
     if (length >= 0) {
-        struct channel_counters *counters = &channel->counters;
-        atomic_fetch_add_explicit(&counters->samples, 1, memory_order_relaxed);
-        atomic_fetch_add_explicit(&counters->sample_bytes, (uint64_t)length, memory_order_relaxed);
+        counter_add(&channel->counters.samples, 1);
+        counter_add(&channel->counters.sample_bytes, (uint64_t)length);
     }
     return length;
 }
@@ -163,8 +162,7 @@ static int64_t serve_part(dlfs_channel *channel, struct completion *answer)
         memcpy(channel->memory.result, &failure, sizeof(failure));
     }
     if (code == 0) {
-        atomic_fetch_add_explicit(&channel->counters.sample_bytes, part.length_bytes,
-                                  memory_order_relaxed);
+        counter_add(&channel->counters.sample_bytes, part.length_bytes);
     }
     return code;
 }
@@ -256,18 +254,10 @@ static int64_t serve_open(dlfs_channel *channel)
     if (code < 0) {
         return code;
     }
-    dlfs_stream_config config = {
-        .sequence = channel->sequence,
-        .first = request.first,
-        .stride = request.stride,
-        .count = request.count,
-        .group = request.group,
-        .group_stride = request.group_stride,
-        .plan = request.plan,
-    };
+    request.config.sequence = channel->sequence;
     struct stream_bounds bounds = {limit_of(channel), share_bytes_max(channel->share) / AHEAD_SHARE,
                                    &channel->stop};
-    code = stream_create(channel->reader, &config, &bounds, &channel->stream);
+    code = stream_create(channel->reader, &request.config, &bounds, &channel->stream);
     if (code == 0 && !charge_stream(channel)) {
         code = DLFS_E_LIMIT;
     }

@@ -159,16 +159,10 @@ bool resident_read(dlfs_client *client, const uint64_t *indices, uint64_t count,
         batch_pool_put(batch, NULL);
         return false;
     }
-    batch->public = (dlfs_batch){
-        .base = client->arena->base,
-        .base_bytes = client->arena->bytes,
-        .count = count,
-        .offsets = batch->offsets,
-        .lengths = batch->lengths,
-        .indices = batch->indices,
-        .failures = batch->failures,
-        .lost_members = atomic_load_explicit(&client->arena->lost_members, memory_order_relaxed),
-    };
+    batch->public.base = client->arena->base;
+    batch->public.base_bytes = client->arena->bytes;
+    batch->public.lost_members =
+        atomic_load_explicit(&client->arena->lost_members, memory_order_relaxed);
     count_resident_reads(client, count, bytes, 1);
     *out = &batch->public;
     return true;

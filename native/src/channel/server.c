@@ -27,11 +27,6 @@
 #define IDLE_NS \
     UINT64_C(1000000000) /* idle time after which the pages of large answers are freed */
 
-static void count_refusal(dlfs_channel *channel)
-{
-    atomic_fetch_add_explicit(&channel->counters.refusals, 1, memory_order_relaxed);
-}
-
 /* ---- the thread ------------------------------------------------------------------------------ */
 
 /* Answers one request. Returns false if the client broke the protocol. */
@@ -40,19 +35,19 @@ static bool serve(dlfs_channel *channel, const struct submission *request)
     if (request->operation == OPERATION_RELEASE) {
         return delivery_release(channel, request->value);
     }
-    struct channel_counters *counters = &channel->counters;
+    dlfs_channel_stats *counters = &channel->counters;
     struct completion answer = {.tag = request->tag, .memory = BATCH_NONE};
     uint64_t start = monotonic_ns();
     channel->requested_ns = start;
-    atomic_store_explicit(&counters->under_way, 1, memory_order_relaxed);
+    __atomic_store_n(&counters->under_way, 1, __ATOMIC_RELAXED);
     int64_t result = operation_perform(channel, request, &answer);
-    atomic_store_explicit(&counters->under_way, 0, memory_order_relaxed);
-    atomic_fetch_add_explicit(&counters->busy_ns, monotonic_ns() - start, memory_order_relaxed);
+    __atomic_store_n(&counters->under_way, 0, __ATOMIC_RELAXED);
+    counter_add(&counters->busy_ns, monotonic_ns() - start);
     if (result == PROTOCOL_BROKEN) {
         return false;
     }
     if (result == DLFS_E_LIMIT) {
-        count_refusal(channel);
+        counter_add(&counters->refusals, 1);
     }
     answer.result = answer.memory == BATCH_NONE ? result : answer.result;
     answer.lost_members = dlfs_reader_lost_members(channel->reader);
@@ -98,8 +93,7 @@ static void trim_idle(dlfs_channel *channel)
 /* Returns the longest time that the thread may sleep, in milliseconds; -1: without limit. */
 static int sleep_ms(const dlfs_channel *channel)
 {
-    const struct channel_counters *counters = &channel->counters;
-    if (atomic_load_explicit(&counters->batches_out, memory_order_relaxed) > 0) {
+    if (__atomic_load_n(&channel->counters.batches_out, __ATOMIC_RELAXED) > 0) {
         return RELEASE_POLL_MS;
     }
     uint64_t idle_ns = monotonic_ns() - channel->requested_ns;
@@ -123,19 +117,9 @@ static void await_client_end(const dlfs_channel *channel)
     }
 }
 
-/* Releases all that the channel has for its client. */
-static void end_channel(dlfs_channel *channel)
-{
-    delivery_release_all(channel);
-    delivery_trim(channel);
-    area_trim(channel);
-    operation_count_resident_reads(channel);
-}
-
 static void *channel_thread(void *argument)
 {
     dlfs_channel *channel = argument;
-    struct channel_counters *counters = &channel->counters;
     int code = 0;
     while (code == 0) {
         code = serve_all(channel);
@@ -155,30 +139,22 @@ static void *channel_thread(void *argument)
     if (atomic_load(&channel->stop)) {
         await_client_end(channel);
     }
-    end_channel(channel);
+    delivery_release_all(channel);
+    delivery_trim(channel);
+    area_trim(channel);
+    operation_count_resident_reads(channel);
     shutdown(channel->waiter.socket, SHUT_RDWR);
-    atomic_store_explicit(&counters->ended, code, memory_order_release);
+    __atomic_store_n(&channel->counters.ended, code, __ATOMIC_RELEASE);
     return NULL;
 }
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
 
-static int config_check(const dlfs_channel_config *config)
-{
-    if (config == NULL || config->reader == NULL || config->share == NULL || config->flags != 0 ||
-        config->samples_max == 0 || config->samples_max > DLFS_CHANNEL_SAMPLES_MAX ||
-        config->batches_max == 0 || config->batches_max > DLFS_CHANNEL_BATCHES_MAX ||
-        config->copied_bytes_max > COPIED_BYTES_MAX) {
-        return -EINVAL;
-    }
-    return 0;
-}
-
 static void channel_free(dlfs_channel *channel)
 {
     delivery_free(channel);
     free(channel->indices);
-    discharge(channel, atomic_load(&channel->counters.memory_bytes));
+    discharge(channel, channel->counters.memory_bytes);
     channel_memory_unmap(&channel->memory);
     if (channel->waiter.socket >= 0) {
         close(channel->waiter.socket);
@@ -251,9 +227,11 @@ static int channel_prepare(dlfs_channel *channel, const dlfs_channel_config *con
 DLFS_API int dlfs_channel_create(const dlfs_channel_config *config, dlfs_channel **out, int *memory,
                                  int *wake)
 {
-    int code = config_check(config);
-    if (code < 0) {
-        return code;
+    if (config == NULL || config->reader == NULL || config->share == NULL || config->flags != 0 ||
+        config->samples_max == 0 || config->samples_max > DLFS_CHANNEL_SAMPLES_MAX ||
+        config->batches_max == 0 || config->batches_max > DLFS_CHANNEL_BATCHES_MAX ||
+        config->copied_bytes_max > COPIED_BYTES_MAX) {
+        return -EINVAL;
     }
     dlfs_channel *channel = calloc(1, sizeof(*channel));
     if (channel == NULL) {
@@ -269,7 +247,7 @@ DLFS_API int dlfs_channel_create(const dlfs_channel_config *config, dlfs_channel
     share_reference(config->memory);
     int descriptor = -1;
     int client_wake = -1;
-    code = channel_prepare(channel, config, &descriptor, &client_wake);
+    int code = channel_prepare(channel, config, &descriptor, &client_wake);
     if (code < 0) {
         if (descriptor >= 0) {
             close(descriptor);
@@ -315,25 +293,15 @@ DLFS_API void dlfs_channel_destroy(dlfs_channel *channel)
 
 DLFS_API void dlfs_channel_get_stats(dlfs_channel *channel, dlfs_channel_stats *stats)
 {
-    const struct channel_counters *counters = &channel->counters;
+    const uint64_t *counters = (const uint64_t *)&channel->counters;
+    uint64_t *copies = (uint64_t *)stats;
     operation_count_resident_reads(channel);
     /* Read first: with ended set, the other counters include what the thread released. */
-    int32_t ended = atomic_load_explicit(&counters->ended, memory_order_acquire);
-    *stats = (dlfs_channel_stats){
-        .samples = atomic_load_explicit(&counters->samples, memory_order_relaxed),
-        .sample_bytes = atomic_load_explicit(&counters->sample_bytes, memory_order_relaxed),
-        .batches = atomic_load_explicit(&counters->batches, memory_order_relaxed),
-        .batches_out = atomic_load_explicit(&counters->batches_out, memory_order_relaxed),
-        .pinned_bytes = atomic_load_explicit(&counters->pinned_bytes, memory_order_relaxed),
-        .copied_bytes = atomic_load_explicit(&counters->copied_bytes, memory_order_relaxed),
-        .copied_batches = atomic_load_explicit(&counters->copied_batches, memory_order_relaxed),
-        .refusals = atomic_load_explicit(&counters->refusals, memory_order_relaxed),
-        .failures = atomic_load_explicit(&counters->failures, memory_order_relaxed),
-        .wakes = atomic_load_explicit(&channel->waiter.wakes, memory_order_relaxed),
-        .sleeps = atomic_load_explicit(&channel->waiter.sleeps, memory_order_relaxed),
-        .busy_ns = atomic_load_explicit(&counters->busy_ns, memory_order_relaxed),
-        .memory_bytes = atomic_load_explicit(&counters->memory_bytes, memory_order_relaxed),
-        .ended = ended,
-        .under_way = atomic_load_explicit(&counters->under_way, memory_order_relaxed),
-    };
+    stats->ended = __atomic_load_n(&channel->counters.ended, __ATOMIC_ACQUIRE);
+    stats->under_way = __atomic_load_n(&channel->counters.under_way, __ATOMIC_RELAXED);
+    for (size_t i = 0; i < offsetof(dlfs_channel_stats, ended) / sizeof(uint64_t); i++) {
+        copies[i] = __atomic_load_n(&counters[i], __ATOMIC_RELAXED);
+    }
+    stats->wakes = atomic_load_explicit(&channel->waiter.wakes, memory_order_relaxed);
+    stats->sleeps = atomic_load_explicit(&channel->waiter.sleeps, memory_order_relaxed);
 }

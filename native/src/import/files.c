@@ -35,7 +35,7 @@ struct job {
     uint8_t *buffer;
     const char *paths;
     int directory;
-    int open_flags;
+    uint32_t flags; /* DLFS_FILES_* */
     atomic_uint_fast64_t next;
     atomic_uint_fast64_t failed;
 };
@@ -89,7 +89,8 @@ static int open_file(const job *work, const char *path)
      * O_NOATIME avoids an inode write per file, where it is permitted. O_NONBLOCK: opening a FIFO
      * must not block.
      */
-    int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | work->open_flags;
+    int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
+    flags |= (work->flags & DLFS_FILES_NOFOLLOW) != 0 ? O_NOFOLLOW : 0;
     int descriptor;
     do {
         descriptor = openat(work->directory, path, flags | O_NOATIME);
@@ -123,7 +124,7 @@ static int read_file(const job *work, dlfs_file *file)
 static int stat_file(const job *work, dlfs_file *file)
 {
     const char *path = work->paths + file->position;
-    int flags = work->open_flags == O_NOFOLLOW ? AT_SYMLINK_NOFOLLOW : 0;
+    int flags = (work->flags & DLFS_FILES_NOFOLLOW) != 0 ? AT_SYMLINK_NOFOLLOW : 0;
     struct stat status;
     if (fstatat(work->directory, path, &status, flags) != 0) {
         return -errno;
@@ -163,9 +164,17 @@ static void *work_through(void *argument)
     }
 }
 
+/* Does the work with this many threads, and returns the number of files that failed. */
 static int run(job *work, uint32_t thread_count)
 {
     pthread_t helpers[DLFS_FILES_THREADS_MAX];
+    if (thread_count == 0 || thread_count > DLFS_FILES_THREADS_MAX ||
+        (work->flags & ~DLFS_FILES_NOFOLLOW) != 0) {
+        return -EINVAL;
+    }
+    if (work->count == 0) {
+        return 0;
+    }
     uint32_t wanted = work->count < thread_count ? (uint32_t)work->count : thread_count;
     uint32_t started = 0;
     while (started + 1 < wanted && thread_start(&helpers[started], NULL, work_through, work) == 0) {
@@ -209,42 +218,35 @@ int dlfs_files_read(int directory, const char *paths, uint64_t paths_bytes, dlfs
                     uint64_t count, void *buffer, uint64_t buffer_bytes, uint32_t flags,
                     uint32_t thread_count)
 {
-    if (thread_count == 0 || thread_count > DLFS_FILES_THREADS_MAX ||
-        (flags & ~DLFS_FILES_NOFOLLOW) != 0 || !places_fit(files, count, buffer_bytes) ||
-        !paths_end(paths, paths_bytes, files, count)) {
-        return -EINVAL;
-    }
     job work = {.act = read_file,
                 .files = files,
                 .count = count,
                 .buffer = buffer,
                 .paths = paths,
                 .directory = directory,
-                .open_flags = (flags & DLFS_FILES_NOFOLLOW) != 0 ? O_NOFOLLOW : 0};
-    return count == 0 ? 0 : run(&work, thread_count);
+                .flags = flags};
+    bool fits =
+        places_fit(files, count, buffer_bytes) && paths_end(paths, paths_bytes, files, count);
+    return fits ? run(&work, thread_count) : -EINVAL;
 }
 
 int dlfs_files_stat(int directory, const char *paths, uint64_t paths_bytes, dlfs_file *files,
                     uint64_t count, uint32_t flags, uint32_t thread_count)
 {
-    if (thread_count == 0 || thread_count > DLFS_FILES_THREADS_MAX ||
-        (flags & ~DLFS_FILES_NOFOLLOW) != 0 || !paths_end(paths, paths_bytes, files, count)) {
-        return -EINVAL;
-    }
     job work = {.act = stat_file,
                 .files = files,
                 .count = count,
                 .paths = paths,
                 .directory = directory,
-                .open_flags = (flags & DLFS_FILES_NOFOLLOW) != 0 ? O_NOFOLLOW : 0};
-    return count == 0 ? 0 : run(&work, thread_count);
+                .flags = flags};
+    return paths_end(paths, paths_bytes, files, count) ? run(&work, thread_count) : -EINVAL;
 }
 
 int dlfs_ranges_read(dlfs_file *ranges, uint64_t count, void *buffer, uint64_t buffer_bytes,
                      uint32_t thread_count)
 {
-    if (thread_count == 0 || thread_count > DLFS_FILES_THREADS_MAX ||
-        !places_fit(ranges, count, buffer_bytes)) {
+    job work = {.act = read_open_file, .files = ranges, .count = count, .buffer = buffer};
+    if (!places_fit(ranges, count, buffer_bytes)) {
         return -EINVAL;
     }
     for (uint64_t i = 0; i < count; i++) {
@@ -252,6 +254,5 @@ int dlfs_ranges_read(dlfs_file *ranges, uint64_t count, void *buffer, uint64_t b
             return -EINVAL;
         }
     }
-    job work = {.act = read_open_file, .files = ranges, .count = count, .buffer = buffer};
-    return count == 0 ? 0 : run(&work, thread_count);
+    return run(&work, thread_count);
 }

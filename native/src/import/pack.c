@@ -40,11 +40,6 @@ static int packing_check(const dlfs_packing *packing, uint64_t window_address,
     return 0;
 }
 
-static uint64_t blocks_touched(uint64_t offset, uint64_t length, uint64_t block)
-{
-    return (offset + length - 1) / block - offset / block + 1;
-}
-
 /*
  * Returns the address where a sample of length bytes starts, if everything before address is used.
  */
@@ -55,8 +50,8 @@ static uint64_t start_address(uint64_t address, uint64_t length, uint64_t chunk,
     }
     uint64_t start = address;
     uint64_t padding = -address & (block - 1);
-    if (blocks_touched(address, length, block) > (length + block - 1) / block &&
-        padding <= length >> PADDING_SHIFT) {
+    uint64_t touched = (address + length - 1) / block - address / block + 1; /* blocks */
+    if (touched > (length + block - 1) / block && padding <= length >> PADDING_SHIFT) {
         start = address + padding;
     }
     uint64_t chunk_end = (address + chunk - 1) & ~(chunk - 1);
@@ -68,12 +63,11 @@ static uint64_t start_address(uint64_t address, uint64_t length, uint64_t chunk,
 
 static dlfs_location location_of(uint64_t address, uint64_t length, uint32_t crc)
 {
-    dlfs_location location = {
+    return (dlfs_location){
         .crc32c = crc,
         .length_low = (uint32_t)length,
         .address = address | (length >> 32) << 56,
     };
-    return location;
 }
 
 /*

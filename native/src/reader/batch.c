@@ -19,7 +19,7 @@ size_t batch_bytes(const struct batch *batch)
            batch->failure_capacity * sizeof(*batch->failures);
 }
 
-int batch_reserve(struct batch *batch, uint64_t count)
+static int reserve(struct batch *batch, uint64_t count)
 {
     batch->process = dlfs_process();
     if (batch->offsets == NULL || count > batch->capacity) {
@@ -37,6 +37,41 @@ int batch_reserve(struct batch *batch, uint64_t count)
     return 0;
 }
 
+struct batch *batch_prepare(struct batch *idle, uint64_t count)
+{
+    struct batch *batch = idle != NULL ? idle : calloc(1, sizeof(*batch));
+    if (batch != NULL && reserve(batch, count) < 0) {
+        batch_free(batch);
+        return NULL;
+    }
+    if (batch != NULL) {
+        batch->public = (dlfs_batch){
+            .count = count,
+            .offsets = batch->offsets,
+            .lengths = batch->lengths,
+            .indices = batch->indices,
+            .failures = batch->failures,
+        };
+    }
+    return batch;
+}
+
+int batch_reserve_failures(struct batch *batch, uint64_t count)
+{
+    if (count <= batch->failure_capacity) {
+        return 0;
+    }
+    uint64_t capacity = count > 8 ? 2 * (count - 1) : 8;
+    dlfs_failure *failures = realloc(batch->failures, capacity * sizeof(*failures));
+    if (failures == NULL) {
+        return -ENOMEM;
+    }
+    batch->failures = failures;
+    batch->public.failures = failures;
+    batch->failure_capacity = capacity;
+    return 0;
+}
+
 struct batch *batch_take(dlfs_reader *reader, uint64_t count)
 {
     pthread_mutex_lock(&reader->arena->lock);
@@ -47,24 +82,12 @@ struct batch *batch_take(dlfs_reader *reader, uint64_t count)
     }
     reader->references++;
     pthread_mutex_unlock(&reader->arena->lock);
-    if (batch == NULL) {
-        batch = calloc(1, sizeof(*batch));
-    }
-    if (batch != NULL && batch_reserve(batch, count) == 0) {
+    batch = batch_prepare(batch, count);
+    if (batch != NULL) {
         batch->release = batch_recycle;
         batch->reader = reader;
         batch->private_memory = NULL;
-        batch->public = (dlfs_batch){
-            .count = count,
-            .offsets = batch->offsets,
-            .lengths = batch->lengths,
-            .indices = batch->indices,
-            .failures = batch->failures,
-        };
         return batch;
-    }
-    if (batch != NULL) {
-        batch_free(batch);
     }
     pthread_mutex_lock(&reader->arena->lock);
     reader->references--;
@@ -75,15 +98,8 @@ struct batch *batch_take(dlfs_reader *reader, uint64_t count)
 int batch_fail(struct batch *batch, const dlfs_failure *failure)
 {
     uint64_t count = batch->public.failure_count;
-    if (count == batch->failure_capacity) {
-        uint64_t capacity = count ? 2 * count : 8;
-        dlfs_failure *failures = realloc(batch->failures, capacity * sizeof(*failures));
-        if (failures == NULL) {
-            return -ENOMEM;
-        }
-        batch->failures = failures;
-        batch->public.failures = failures;
-        batch->failure_capacity = capacity;
+    if (batch_reserve_failures(batch, count + 1) < 0) {
+        return -ENOMEM;
     }
     batch->failures[count] = *failure;
     batch->offsets[failure->position] = 0;

@@ -39,7 +39,12 @@ static inline void batch_free(struct batch *batch)
 #define BATCH_BYTES_PER_SAMPLE (2 * sizeof(int64_t) + sizeof(uint64_t)) /* of its arrays */
 /* Returns the memory of a batch's arrays in bytes. */
 size_t batch_bytes(const struct batch *batch);
-/* Lays out the arrays for this many samples. Their content is lost. */
-int batch_reserve(struct batch *batch, uint64_t count);
+/*
+ * Returns an idle batch, or a new one if `idle` is NULL, with arrays for this many samples, whose
+ * content is lost. Frees it, and returns NULL, without memory.
+ */
+struct batch *batch_prepare(struct batch *idle, uint64_t count);
+/* Makes room for this many failures. */
+int batch_reserve_failures(struct batch *batch, uint64_t count);
 
 #endif

@@ -118,8 +118,8 @@ static uint64_t volume_chunk(const struct chunk_map *map, uint64_t chunk)
     return map->extents[low].first_chunk + chunk - map->starts[low];
 }
 
-void chunk_map_locate(const struct chunk_map *map, uint64_t address, uint32_t copy,
-                      uint32_t *member, uint64_t *offset_bytes)
+struct member_location chunk_map_locate(const struct chunk_map *map, uint64_t address,
+                                        uint32_t copy)
 {
     uint64_t number = volume_chunk(map, address >> map->chunk_shift);
     const dlfs_chunk_group *group = group_of(map, number);
@@ -128,7 +128,9 @@ void chunk_map_locate(const struct chunk_map *map, uint64_t address, uint32_t co
     if (copy > 0) {
         row += copy * group->band_rows;
     }
-    *member = group->first_member + (uint32_t)((chunk + copy) % group->member_count);
-    *offset_bytes = map->data_offset_bytes + (row << map->chunk_shift) +
-                    (address & ((UINT64_C(1) << map->chunk_shift) - 1));
+    return (struct member_location){
+        .member = group->first_member + (uint32_t)((chunk + copy) % group->member_count),
+        .offset_bytes = map->data_offset_bytes + (row << map->chunk_shift) +
+                        (address & ((UINT64_C(1) << map->chunk_shift) - 1)),
+    };
 }

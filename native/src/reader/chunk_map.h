@@ -25,8 +25,13 @@ struct chunk_map {
 int chunk_map_create(const dlfs_reader_config *config, struct chunk_map **out);
 /* Frees a map; NULL is allowed. */
 void chunk_map_destroy(struct chunk_map *map);
-/* Finds the member and the byte offset of a copy of an address of the data space. */
-void chunk_map_locate(const struct chunk_map *map, uint64_t address, uint32_t copy,
-                      uint32_t *member, uint64_t *offset_bytes);
+/* Where a byte lies on a member. */
+struct member_location {
+    uint32_t member;
+    uint64_t offset_bytes;
+};
+/* Finds a copy of an address of the data space. */
+struct member_location chunk_map_locate(const struct chunk_map *map, uint64_t address,
+                                        uint32_t copy);
 
 #endif

@@ -12,6 +12,7 @@
 #include "reader/fetch.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,33 +40,19 @@ int fetch_create(dlfs_reader *reader, struct fetch **out)
     if (fetch == NULL) {
         return -ENOMEM;
     }
-    int code = -ENOMEM;
     fetch->reader = reader;
     fetch->deadline_ns = UINT64_MAX;
     fetch->unused_spans = SPAN_NONE;
     fetch->waiting.first = SPAN_NONE;
     fetch->done.first = SPAN_NONE;
     fetch->group = (depth + GROUPS - 1) / GROUPS;
-    fetch->queues = calloc(members, sizeof(dlfs_queue *));
-    fetch->queue_waiters = calloc(members, sizeof(struct dlfs_queue_waiter));
-    fetch->queue_taken_ns = calloc(members, sizeof(uint64_t));
-    fetch->waits = calloc(members, sizeof(struct pollfd));
-    fetch->operations = calloc((size_t)members * depth, sizeof(dlfs_operation));
-    fetch->operation_counts = calloc(members, sizeof(uint32_t));
-    fetch->bytes_in_flight = calloc(members, sizeof(uint64_t));
-    fetch->arrived_from = calloc(members, sizeof(uint64_t));
-    fetch->completions = calloc(fetch->group, sizeof(dlfs_completion));
-    fetch->member_stats = calloc(members, sizeof(dlfs_member_stats));
-    fetch->answered_ns = calloc(members, sizeof(uint64_t));
-    if (fetch->queues != NULL && fetch->queue_waiters != NULL && fetch->queue_taken_ns != NULL &&
-        fetch->waits != NULL && fetch->operations != NULL && fetch->operation_counts != NULL &&
-        fetch->bytes_in_flight != NULL && fetch->arrived_from != NULL &&
-        fetch->completions != NULL && fetch->member_stats != NULL && fetch->answered_ns != NULL) {
-        code = requests_create(fetch);
-    }
-    if (code < 0) {
+    fetch->members = calloc(members, sizeof(*fetch->members));
+    fetch->operations = calloc((size_t)members * depth, sizeof(*fetch->operations));
+    fetch->completions = calloc(fetch->group, sizeof(*fetch->completions));
+    if (fetch->members == NULL || fetch->operations == NULL || fetch->completions == NULL ||
+        requests_create(fetch) < 0) {
         fetch_destroy(fetch);
-        return code;
+        return -ENOMEM;
     }
     *out = fetch;
     return 0;
@@ -76,27 +63,19 @@ void fetch_destroy(struct fetch *fetch)
     if (fetch == NULL) {
         return;
     }
-    for (uint32_t member = 0; fetch->queues != NULL && member < fetch->reader->config.member_count;
-         member++) {
-        dlfs_queue_destroy(fetch->queues[member]);
+    uint32_t members = fetch->members != NULL ? fetch->reader->config.member_count : 0;
+    for (uint32_t member = 0; member < members; member++) {
+        dlfs_queue_destroy(fetch->members[member].queue);
     }
     for (uint32_t number = 0; number < fetch->span_capacity; number++) {
         if (fetch->spans[number].abandoned) {
             span_release_memory(fetch, &fetch->spans[number]);
         }
     }
-    free(fetch->queues);
-    free(fetch->queue_waiters);
-    free(fetch->queue_taken_ns);
-    free(fetch->waits);
+    free(fetch->members);
     free(fetch->requests);
     free(fetch->operations);
-    free(fetch->operation_counts);
-    free(fetch->bytes_in_flight);
-    free(fetch->arrived_from);
     free(fetch->completions);
-    free(fetch->member_stats);
-    free(fetch->answered_ns);
     free(fetch->probe_memory);
     free(fetch->spans);
     fetch_free_plan(fetch);
@@ -185,12 +164,13 @@ static void fill_operations(struct fetch *fetch)
 static void submit(struct fetch *fetch, uint32_t member)
 {
     dlfs_operation *operations = &fetch->operations[(size_t)member * fetch->reader->config.depth];
-    uint32_t count = fetch->operation_counts[member];
+    uint32_t count = fetch->members[member].operation_count;
     uint32_t sent = 0;
     while (sent < count) {
-        int accepted = dlfs_queue_submit(fetch->queues[member], operations + sent, count - sent);
+        int accepted =
+            dlfs_queue_submit(fetch->members[member].queue, operations + sent, count - sent);
         if (accepted < 0 && count - sent > 1) { /* one invalid operation must not fail the others */
-            accepted = dlfs_queue_submit(fetch->queues[member], operations + sent, 1);
+            accepted = dlfs_queue_submit(fetch->members[member].queue, operations + sent, 1);
         }
         if (accepted == 0) {
             break;
@@ -200,7 +180,7 @@ static void submit(struct fetch *fetch, uint32_t member)
         }
         sent += accepted < 0 ? 1 : (uint32_t)accepted;
     }
-    fetch->operation_counts[member] = count - sent;
+    fetch->members[member].operation_count = count - sent;
     memmove(operations, operations + sent, (count - sent) * sizeof(*operations));
 }
 
@@ -212,7 +192,7 @@ static void push(struct fetch *fetch)
         fill_operations(fetch);
     }
     for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
-        if (fetch->operation_counts[member] > 0) {
+        if (fetch->members[member].operation_count > 0) {
             submit(fetch, member);
         }
     }
@@ -221,17 +201,18 @@ static void push(struct fetch *fetch)
 /* Takes a group of completions of a member, and returns their number. */
 static int collect(struct fetch *fetch, uint32_t member, int timeout_ms)
 {
-    if (fetch->queues[member] == NULL || dlfs_queue_in_flight(fetch->queues[member]) == 0) {
+    if (fetch->members[member].queue == NULL ||
+        dlfs_queue_in_flight(fetch->members[member].queue) == 0) {
         return 0;
     }
     int count =
-        dlfs_queue_poll(fetch->queues[member], fetch->completions, fetch->group, timeout_ms);
+        dlfs_queue_poll(fetch->members[member].queue, fetch->completions, fetch->group, timeout_ms);
     if (count != 0) {
         fetch_add_time(fetch, &fetch->stats.device_ns);
     }
     for (int i = 0; i < count; i++) {
         if (fetch->completions[i].result != DLFS_E_TIMEOUT) {
-            fetch->answered_ns[member] = fetch->now_ns;
+            fetch->members[member].answered_ns = fetch->now_ns;
         }
         request_complete(fetch, fetch->completions[i].tag, fetch->completions[i].result);
     }
@@ -256,17 +237,18 @@ static int collect_all(struct fetch *fetch)
  */
 static int wait_members(struct fetch *fetch, int timeout_ms)
 {
+    struct pollfd waits[DLFS_MEMBERS_MAX];
     uint32_t alone = MEMBER_NONE;
     uint32_t busy = 0;
     nfds_t count = 0;
     for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
-        dlfs_queue *queue = fetch->queues[member];
+        dlfs_queue *queue = fetch->members[member].queue;
         if (queue == NULL || dlfs_queue_in_flight(queue) == 0) {
             continue;
         }
         int descriptor = dlfs_queue_descriptor(queue);
         if (descriptor >= 0) {
-            fetch->waits[count++] = (struct pollfd){.fd = descriptor, .events = POLLIN};
+            waits[count++] = (struct pollfd){.fd = descriptor, .events = POLLIN};
         }
         if (descriptor < 0 || busy == 0) {
             alone = member;
@@ -280,7 +262,7 @@ static int wait_members(struct fetch *fetch, int timeout_ms)
         int wait_ms = busy == 1 || timeout_ms < MEMBER_POLL_MS ? timeout_ms : MEMBER_POLL_MS;
         return collect(fetch, alone, wait_ms);
     }
-    (void)poll(fetch->waits, count, timeout_ms); /* collects also after a signal or a timeout */
+    (void)poll(waits, count, timeout_ms); /* collects also after a signal or a timeout */
     return collect_all(fetch);
 }
 
@@ -290,10 +272,10 @@ static uint64_t all_answered_ns(const struct fetch *fetch)
 {
     uint64_t oldest = UINT64_MAX;
     for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
-        const dlfs_queue *queue = fetch->queues[member];
+        const dlfs_queue *queue = fetch->members[member].queue;
         if (queue != NULL && dlfs_queue_in_flight(queue) > 0 &&
-            fetch->answered_ns[member] < oldest) {
-            oldest = fetch->answered_ns[member];
+            fetch->members[member].answered_ns < oldest) {
+            oldest = fetch->members[member].answered_ns;
         }
     }
     return oldest == UINT64_MAX ? 0 : oldest;

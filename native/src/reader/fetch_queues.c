@@ -29,7 +29,7 @@ static uint64_t connect_until_ns(const struct fetch *fetch, uint64_t now_ns)
 int member_connect(struct fetch *fetch, uint32_t member)
 {
     dlfs_reader *reader = fetch->reader;
-    struct dlfs_queue_waiter *waiter = &fetch->queue_waiters[member];
+    struct dlfs_queue_waiter *waiter = &fetch->members[member].waiter;
     if (!dlfs_queue_waiter_is_due(waiter, fetch->now_ns)) {
         return 0;
     }
@@ -38,10 +38,10 @@ int member_connect(struct fetch *fetch, uint32_t member)
     waiter->limit =
         (struct dlfs_connect_limit){.stop = fetch_connect_stop(fetch), .until_ns = until_ns};
     int code = dlfs_queue_acquire(reader->devices[member], reader->config.depth, waiter,
-                                  &fetch->queues[member]);
+                                  &fetch->members[member].queue);
     uint64_t after_ns = monotonic_ns();
     fetch->connect_ns += after_ns - before_ns;
-    fetch->queue_taken_ns[member] = fetch->now_ns;
+    fetch->members[member].taken_ns = fetch->now_ns;
     if (code == -EAGAIN) {
         return 0;
     }
@@ -60,29 +60,31 @@ int member_connect(struct fetch *fetch, uint32_t member)
 
 bool member_is_reachable(struct fetch *fetch, uint32_t member, bool due)
 {
-    bool in_line = fetch->queue_waiters[member].state != DLFS_WAITER_NONE;
-    if (fetch->queues[member] == NULL && (due || in_line) && fetch_may_connect(fetch)) {
+    bool in_line = fetch->members[member].waiter.state != DLFS_WAITER_NONE;
+    if (fetch->members[member].queue == NULL && (due || in_line) && fetch_may_connect(fetch)) {
         (void)member_connect(fetch, member);
     }
-    return fetch->queues[member] != NULL || fetch->queue_waiters[member].state != DLFS_WAITER_NONE;
+    return fetch->members[member].queue != NULL ||
+           fetch->members[member].waiter.state != DLFS_WAITER_NONE;
 }
 
 bool member_has_room(const struct fetch *fetch, uint32_t member)
 {
-    if (fetch->queues[member] == NULL || (fetch->yielding >> member & 1)) {
+    if (fetch->members[member].queue == NULL || (fetch->yielding >> member & 1)) {
         return false;
     }
-    uint32_t taken = dlfs_queue_in_flight(fetch->queues[member]) + fetch->operation_counts[member];
+    uint32_t taken =
+        dlfs_queue_in_flight(fetch->members[member].queue) + fetch->members[member].operation_count;
     return taken < fetch->reader->config.depth &&
-           fetch->bytes_in_flight[member] < IN_FLIGHT_BYTES_MAX;
+           fetch->members[member].bytes_in_flight < IN_FLIGHT_BYTES_MAX;
 }
 
-int fetch_prepare(struct fetch *fetch, struct busy_wait *busy_wait)
+int fetch_prepare(struct fetch *fetch, uint32_t spans, struct busy_wait *busy_wait)
 {
     const dlfs_reader *reader = fetch->reader;
-    int code = 0;
+    int code = fetch_reserve_spans(fetch, spans);
     for (uint32_t member = 0; code == 0 && member < reader->config.member_count; member++) {
-        if (fetch->queues[member] != NULL ||
+        if (fetch->members[member].queue != NULL ||
             (member_is_lost(reader, member) && reader->config.replicas > 1) ||
             member_is_hung(reader, member)) {
             continue;
@@ -102,25 +104,25 @@ int fetch_prepare(struct fetch *fetch, struct busy_wait *busy_wait)
 /* Releases a member's queue pair, which has nothing in flight. */
 static void release_queue(struct fetch *fetch, uint32_t member)
 {
-    dlfs_queue_release(fetch->queues[member]);
-    fetch->queues[member] = NULL;
+    dlfs_queue_release(fetch->members[member].queue);
+    fetch->members[member].queue = NULL;
     fetch->yielding &= ~(UINT64_C(1) << member);
 }
 
 /* Returns true if a member has a queue pair with nothing in flight. */
 static bool queue_is_idle(const struct fetch *fetch, uint32_t member)
 {
-    const dlfs_queue *queue = fetch->queues[member];
+    const dlfs_queue *queue = fetch->members[member].queue;
     return queue != NULL && dlfs_queue_in_flight(queue) == 0 &&
-           fetch->operation_counts[member] == 0;
+           fetch->members[member].operation_count == 0;
 }
 
 void fetch_release_queues(struct fetch *fetch)
 {
     const dlfs_reader *reader = fetch->reader;
     for (uint32_t member = 0; member < reader->config.member_count; member++) {
-        if (fetch->queue_waiters[member].state != DLFS_WAITER_NONE) {
-            dlfs_queue_waiter_leave(reader->devices[member], &fetch->queue_waiters[member]);
+        if (fetch->members[member].waiter.state != DLFS_WAITER_NONE) {
+            dlfs_queue_waiter_leave(reader->devices[member], &fetch->members[member].waiter);
         }
         if (queue_is_idle(fetch, member)) {
             release_queue(fetch, member);
@@ -133,7 +135,7 @@ bool fetch_has_idle_queues(const struct fetch *fetch)
     bool any = false;
     for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
         any |=
-            queue_is_idle(fetch, member) || fetch->queue_waiters[member].state != DLFS_WAITER_NONE;
+            queue_is_idle(fetch, member) || fetch->members[member].waiter.state != DLFS_WAITER_NONE;
     }
     return any;
 }
@@ -142,7 +144,7 @@ void fetch_yield_queues(struct fetch *fetch)
 {
     const dlfs_reader *reader = fetch->reader;
     for (uint32_t member = 0; member < reader->config.member_count; member++) {
-        dlfs_queue *queue = fetch->queues[member];
+        dlfs_queue *queue = fetch->members[member].queue;
         if (queue == NULL) {
             continue;
         }
@@ -150,7 +152,7 @@ void fetch_yield_queues(struct fetch *fetch)
             fetch->yielding &= ~(UINT64_C(1) << member);
         } else if (queue_is_idle(fetch, member)) {
             release_queue(fetch, member);
-        } else if (fetch->now_ns - fetch->queue_taken_ns[member] >= SLICE_NS) {
+        } else if (fetch->now_ns - fetch->members[member].taken_ns >= SLICE_NS) {
             fetch->yielding |= UINT64_C(1) << member;
         }
     }
@@ -159,8 +161,8 @@ void fetch_yield_queues(struct fetch *fetch)
 struct dlfs_queue_waiter *fetch_queue_waiter(const struct fetch *fetch)
 {
     for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
-        if (fetch->queue_waiters[member].state != DLFS_WAITER_NONE) {
-            return &fetch->queue_waiters[member];
+        if (fetch->members[member].waiter.state != DLFS_WAITER_NONE) {
+            return &fetch->members[member].waiter;
         }
     }
     return NULL;
@@ -169,7 +171,8 @@ struct dlfs_queue_waiter *fetch_queue_waiter(const struct fetch *fetch)
 bool fetch_any_in_flight(const struct fetch *fetch)
 {
     for (uint32_t member = 0; member < fetch->reader->config.member_count; member++) {
-        if (fetch->queues[member] != NULL && dlfs_queue_in_flight(fetch->queues[member]) > 0) {
+        if (fetch->members[member].queue != NULL &&
+            dlfs_queue_in_flight(fetch->members[member].queue) > 0) {
             return true;
         }
     }

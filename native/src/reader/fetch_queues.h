@@ -24,11 +24,11 @@ bool member_is_reachable(struct fetch *fetch, uint32_t member, bool due);
 /* Returns true if the member's queue takes another request now. */
 bool member_has_room(const struct fetch *fetch, uint32_t member);
 /*
- * Takes or lines up for queue pairs of all members that are not lost. Announces to busy_wait, or
- * NULL, that it is about to connect one, which may take long. If the read is stopped then, it
- * connects none and returns DLFS_E_TIMEOUT.
+ * Makes room for so many spans, as fetch_reserve_spans, and takes or lines up for queue pairs of
+ * all members that are not lost. Announces to busy_wait, or NULL, that it is about to connect one,
+ * which may take long. If the read is stopped then, it connects none and returns DLFS_E_TIMEOUT.
  */
-int fetch_prepare(struct fetch *fetch, struct busy_wait *busy_wait);
+int fetch_prepare(struct fetch *fetch, uint32_t spans, struct busy_wait *busy_wait);
 /* Releases the queue pairs with nothing in flight, and leaves the lines. */
 void fetch_release_queues(struct fetch *fetch);
 /* Returns true if fetch_release_queues has anything to release or to leave. */

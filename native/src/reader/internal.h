@@ -7,7 +7,8 @@
  *   of a chunk with counted references, which readers share, and which samples and chunks stay in
  *   it from one epoch to the next;
  * - arena/private_memory.c, share.c: memory of batches that own theirs, charged to a budget;
- * - reader/members.c: where chunks and their copies lie, and which members are lost;
+ * - reader/chunk_map.c: where chunks and their copies lie;
+ * - reader/members.c: which members are lost;
  * - reader/plan.c, span.c, fetch_queues.c, requests.c, fetch.c: spans of the data space read
  * through the members' queue pairs (reader/fetch.h);
  * - reader/reader.c, batch.c: the reader itself, its idle fetches and batches;
@@ -38,12 +39,6 @@ struct batch *batch_take(dlfs_reader *reader, uint64_t count);
 int batch_fail(struct batch *batch, const dlfs_failure *failure);
 /* Releases a batch's samples, and keeps the batch for the next read. */
 void batch_recycle(struct batch *batch);
-/*
- * Copies the only sample of a batch into a buffer and releases the batch. Returns the sample's
- * length, its failure, which *failure gets, or -ERANGE.
- */
-int64_t batch_take_sample(dlfs_batch *batch, void *buffer, uint64_t buffer_bytes,
-                          dlfs_failure *failure);
 
 /* ---- reader/reader.c ------------------------------------------------------------------------- */
 
@@ -57,6 +52,8 @@ void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch);
 void reader_return_fetch(dlfs_reader *reader, struct fetch *fetch);
 /* Collects completions of abandoned reads for fetches that no thread uses. */
 void reader_drain_fetches(dlfs_reader *reader);
+/* Waits until a request of a read has ended, or the read is stopped. */
+void reader_wait(struct fetch *fetch);
 /* Returns the CRC32Cs of a sample's parts, by the number of their chunk in the data space; NULL if
  * it is verified as a whole. */
 const uint32_t *reader_part_checksums(const dlfs_reader *reader, const struct location *location);

@@ -1,5 +1,5 @@
 /*
- * The members of a reader: finds the copies of a chunk, and tracks which members are lost.
+ * The members of a reader: tracks which of them are lost.
  *
  * A member is lost when its device says so, when it does not answer in time, or when many requests
  * in a row fail while another copy can be read. A lost member gets no requests but one probe now
@@ -16,8 +16,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-
-#include "reader/chunk_map.h"
 
 #define FAILURES_MAX 8u               /* in a row, until a member is lost */
 #define PROBE_NS UINT64_C(1000000000) /* from the loss of a member to the first probe */
@@ -42,12 +40,6 @@ int members_create(dlfs_reader *reader)
         atomic_init(&reader->members[member].code, DLFS_E_LOST);
     }
     return 0;
-}
-
-void member_locate(const dlfs_reader *reader, uint64_t address, uint32_t copy, uint32_t *member,
-                   uint64_t *offset_bytes)
-{
-    chunk_map_locate(reader->map, address, copy, member, offset_bytes);
 }
 
 void member_succeeded(dlfs_reader *reader, uint32_t number)

@@ -1,14 +1,12 @@
-/* Finds the copies of a chunk on the members, and tracks which members are lost. */
+/* The members of a reader: which of them are lost, and which have the copies of a chunk. */
 #ifndef DLFS_MEMBERS_H
 #define DLFS_MEMBERS_H
 
 #include "platform/clock.h"
+#include "reader/chunk_map.h"
 #include "reader/state.h"
 
 int members_create(dlfs_reader *reader);
-/* Finds the member and the byte offset of a copy of an address. */
-void member_locate(const dlfs_reader *reader, uint64_t address, uint32_t copy, uint32_t *member,
-                   uint64_t *offset_bytes);
 /* Notes that a member answered a request; it is no longer lost. */
 void member_succeeded(dlfs_reader *reader, uint32_t member);
 /* Notes that a request failed; the member is lost if its device is gone or it fails repeatedly. */
@@ -22,6 +20,13 @@ void member_set_hung(dlfs_reader *reader, uint32_t member);
 void member_answered_error(dlfs_reader *reader, uint32_t member);
 /* Claims the next probe of a lost member for the caller. Returns false if none is due. */
 bool member_take_probe(dlfs_reader *reader, uint32_t member);
+
+/* Finds a copy of an address. */
+static inline struct member_location member_locate(const dlfs_reader *reader, uint64_t address,
+                                                   uint32_t copy)
+{
+    return chunk_map_locate(reader->map, address, copy);
+}
 
 static inline bool member_is_lost(const dlfs_reader *reader, uint32_t member)
 {

@@ -71,23 +71,14 @@ void plan_sort(struct miss *misses, struct miss *scratch, uint64_t count)
     }
 }
 
-/* Computes the range of whole blocks that a miss touches. */
-static void miss_blocks(const dlfs_reader *reader, const struct miss *miss, uint64_t *first,
-                        uint64_t *end)
-{
-    uint64_t mask = reader->config.block_bytes - 1;
-    *first = miss->address & ~mask;
-    *end = (miss->address + miss->length + mask) & ~mask;
-}
-
 uint64_t plan_merge(const dlfs_reader *reader, const struct miss *misses, uint64_t count,
                     struct plan_span *spans)
 {
+    uint64_t mask = reader->config.block_bytes - 1;
     uint64_t total = 0;
     for (uint64_t i = 0; i < count; i++) {
-        uint64_t first;
-        uint64_t end;
-        miss_blocks(reader, &misses[i], &first, &end);
+        uint64_t first = misses[i].address & ~mask;
+        uint64_t end = (misses[i].address + misses[i].length + mask) & ~mask;
         struct plan_span *last = total ? &spans[total - 1] : NULL;
         uint64_t last_end = last != NULL ? last->address + last->length : 0;
         bool same_chunk = last != NULL &&

@@ -207,10 +207,7 @@ static void wait_for_spans(struct read *read)
             return;
         }
     }
-    fetch_step(fetch, fetch_is_stopped(fetch) ? 0 : -1);
-    if (fetch_queue_waiter(fetch) != NULL) { /* a read that was given up may have the queue pair */
-        reader_drain_fetches(read->reader);
-    }
+    reader_wait(fetch);
 }
 
 /* Starts as many spans as may be under way at once. */
@@ -282,10 +279,8 @@ static int prepare(struct read *read)
     if (!all_found) {
         set_deadline(read);
         uint64_t spans = 2 * (uint64_t)reader->config.depth * reader->config.member_count;
-        code = fetch_reserve_spans(read->fetch, (uint32_t)(spans < count ? spans : count));
-        if (code == 0) {
-            code = fetch_prepare(read->fetch, &read->terms->busy_wait);
-        }
+        code = fetch_prepare(read->fetch, (uint32_t)(spans < count ? spans : count),
+                             &read->terms->busy_wait);
         if (code == 0) {
             code = read_place(read);
         }

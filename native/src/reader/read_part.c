@@ -196,17 +196,13 @@ static int take_private_memory(struct part_read *read)
 static void end_loads(struct part_read *read)
 {
     dlfs_reader *reader = read->reader;
-    bool any = false;
     pthread_mutex_lock(&reader->arena->lock);
     for (uint32_t i = 0; i < read->count; i++) {
         const struct window_part *part = &read->parts[i];
         if (part->registered) {
             arena_end_load(reader, part->slot, part->code == 0, NULL);
-            any = true;
+            pthread_cond_broadcast(&reader->released);
         }
-    }
-    if (any) {
-        pthread_cond_broadcast(&reader->released);
     }
     pthread_mutex_unlock(&reader->arena->lock);
 }
@@ -279,10 +275,7 @@ static int fetch_window(struct part_read *read)
         return 0;
     }
     fetch->now_ns = monotonic_ns();
-    int code = fetch_reserve_spans(fetch, under_way);
-    if (code == 0) {
-        code = fetch_prepare(fetch, NULL);
-    }
+    int code = fetch_prepare(fetch, under_way, NULL);
     for (uint32_t i = 0; i < read->count; i++) {
         if (read->parts[i].reads && code == 0) {
             start_span(read, i);
@@ -293,11 +286,7 @@ static int fetch_window(struct part_read *read)
     while (code == 0 && under_way > 0) {
         struct span *span = fetch_take_done(fetch);
         if (span == NULL) {
-            fetch_step(fetch, fetch_is_stopped(fetch) ? 0 : -1);
-            if (fetch_queue_waiter(fetch) !=
-                NULL) { /* a read that was given up may have the pair */
-                reader_drain_fetches(read->reader);
-            }
+            reader_wait(fetch);
         } else {
             under_way -= !finish_span(read, span);
         }

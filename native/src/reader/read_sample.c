@@ -31,15 +31,6 @@ static int64_t copy_cached(dlfs_reader *reader, uint64_t index, const struct loc
     return result;
 }
 
-static int64_t read_and_copy(dlfs_reader *reader, uint64_t index, void *buffer,
-                             uint64_t buffer_bytes, const struct read_terms *terms,
-                             dlfs_failure *failure)
-{
-    dlfs_batch *batch;
-    int code = reader_read(reader, &index, 1, terms, &batch);
-    return code < 0 ? code : batch_take_sample(batch, buffer, buffer_bytes, failure);
-}
-
 int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t buffer_bytes,
                    uint32_t flags, const _Atomic bool *stop, dlfs_failure *failure)
 {
@@ -62,7 +53,9 @@ int64_t reader_get(dlfs_reader *reader, uint64_t index, void *buffer, uint64_t b
     }
     struct read_terms terms = READ_TERMS_PLAIN;
     terms.stop = stop;
-    return read_and_copy(reader, index, buffer, buffer_bytes, &terms, failure);
+    dlfs_batch *batch;
+    int code = reader_read(reader, &index, 1, &terms, &batch);
+    return code < 0 ? code : batch_take_sample(batch, buffer, buffer_bytes, failure);
 }
 
 DLFS_API int64_t dlfs_reader_get(dlfs_reader *reader, uint64_t index, void *buffer,

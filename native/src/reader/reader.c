@@ -67,16 +67,6 @@ static int join_arena(dlfs_reader *reader)
     return 0;
 }
 
-static int create_map(dlfs_reader *reader)
-{
-    int code = chunk_map_create(&reader->config, &reader->map);
-    if (code < 0) {
-        return code;
-    }
-    uint64_t chunks = reader->map->starts[reader->map->extent_count];
-    return reader->data_bytes <= chunks << reader->chunk_shift ? 0 : -EINVAL;
-}
-
 static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
 {
     reader->config = *config;
@@ -93,9 +83,13 @@ static int copy_config(dlfs_reader *reader, const dlfs_reader_config *config)
     memcpy(reader->devices, config->devices, (size_t)config->member_count * sizeof(dlfs_device *));
     int code = members_create(reader);
     if (code == 0) {
-        code = create_map(reader);
+        code = chunk_map_create(&reader->config, &reader->map);
     }
-    return code < 0 ? code : join_arena(reader);
+    if (code < 0) {
+        return code;
+    }
+    uint64_t chunks = reader->map->starts[reader->map->extent_count];
+    return reader->data_bytes <= chunks << reader->chunk_shift ? join_arena(reader) : -EINVAL;
 }
 
 /* ---- requests that hang ---------------------------------------------------------------------- */
@@ -105,7 +99,7 @@ static bool fetch_ends(const struct fetch *fetch)
 {
     bool ends = true;
     for (uint32_t member = 0; ends && member < fetch->reader->config.member_count; member++) {
-        dlfs_queue *queue = fetch->queues[member];
+        dlfs_queue *queue = fetch->members[member].queue;
         ends = queue == NULL || dlfs_queue_ends(queue);
     }
     return ends;
@@ -160,12 +154,6 @@ static void leave_list(dlfs_reader *reader, struct fetch **list)
         leave_fetch(reader, *list);
         *list = next;
     }
-}
-
-static void leave_fetches(dlfs_reader *reader)
-{
-    leave_list(reader, &reader->idle_fetches);
-    leave_list(reader, &reader->draining_fetches);
 }
 
 static void reader_free(dlfs_reader *reader)
@@ -232,7 +220,8 @@ DLFS_API int dlfs_reader_destroy(dlfs_reader *reader)
         return -EBUSY;
     }
     prober_end(reader);
-    leave_fetches(reader);
+    leave_list(reader, &reader->idle_fetches);
+    leave_list(reader, &reader->draining_fetches);
     for (uint32_t member = 0; member < reader->config.member_count; member++) {
         if (reader->devices[member] != NULL) {
             dlfs_queues_close(reader->devices[member]);
@@ -325,6 +314,14 @@ void reader_drain_fetches(dlfs_reader *reader)
     }
 }
 
+void reader_wait(struct fetch *fetch)
+{
+    fetch_step(fetch, fetch_is_stopped(fetch) ? 0 : -1);
+    if (fetch_queue_waiter(fetch) != NULL) { /* a read that was given up may have the queue pair */
+        reader_drain_fetches(fetch->reader);
+    }
+}
+
 int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
 {
     pthread_mutex_lock(&reader->arena->lock);
@@ -359,42 +356,25 @@ int reader_take_fetch(dlfs_reader *reader, struct fetch **out)
     return code;
 }
 
-static void fold_member_stats(dlfs_member_stats *total, dlfs_member_stats *part)
+/* Adds a structure of counters, all of 64 bits, to another one, and sets them to 0. */
+static void add_counters(void *to, void *from, size_t bytes)
 {
-    if (part->reads == 0) {
-        return;
+    uint64_t *total = to;
+    uint64_t *part = from;
+    for (size_t i = 0; i < bytes / sizeof(*total); i++) {
+        total[i] += part[i];
+        part[i] = 0;
     }
-    total->reads += part->reads;
-    total->read_bytes += part->read_bytes;
-    total->errors += part->errors;
-    total->latency_ns += part->latency_ns;
-    for (uint32_t bucket = 0; bucket < DLFS_LATENCY_BUCKETS; bucket++) {
-        total->latency[bucket] += part->latency[bucket];
-    }
-    *part = (dlfs_member_stats){0};
 }
 
 void reader_fold_stats(dlfs_reader *reader, struct fetch *fetch)
 {
-    dlfs_reader_stats *total = &reader->stats;
-    const dlfs_reader_stats *part = &fetch->stats;
-    total->samples += part->samples;
-    total->sample_bytes += part->sample_bytes;
-    total->cache_hits += part->cache_hits;
-    total->reads += part->reads;
-    total->read_bytes += part->read_bytes;
-    total->checksum_errors += part->checksum_errors;
-    total->read_errors += part->read_errors;
-    total->retries += part->retries;
-    total->private_batches += part->private_batches;
-    total->wait_ns += part->wait_ns;
-    total->failovers += part->failovers;
-    total->plan_ns += part->plan_ns;
-    total->device_ns += part->device_ns;
-    total->verify_ns += part->verify_ns;
-    fetch->stats = (dlfs_reader_stats){0};
+    add_counters(&reader->stats, &fetch->stats, sizeof(fetch->stats));
     for (uint32_t member = 0; member < reader->config.member_count; member++) {
-        fold_member_stats(&reader->member_stats[member], &fetch->member_stats[member]);
+        dlfs_member_stats *part = &fetch->members[member].stats;
+        if (part->reads > 0) {
+            add_counters(&reader->member_stats[member], part, sizeof(*part));
+        }
     }
 }
 
@@ -481,8 +461,10 @@ dlfs_failure reader_failure(const dlfs_reader *reader, uint64_t index, int code,
     if (reader_locate(reader, index, &location) && location.chunk < reader->chunk_count) {
         bool inside =
             bad_address > location.address && bad_address - location.address < location.length;
-        member_locate(reader, inside ? bad_address : location.address, 0, &failure.member,
-                      &failure.offset_bytes);
+        struct member_location first =
+            member_locate(reader, inside ? bad_address : location.address, 0);
+        failure.member = first.member;
+        failure.offset_bytes = first.offset_bytes;
     }
     failure.crc_expected = location.crc32c;
     bool in_part = code == DLFS_E_CHECKSUM && bad_address >= location.address &&

@@ -27,6 +27,12 @@
 uint64_t batch_pin(const dlfs_reader *reader, const dlfs_batch *batch, uint64_t *pins);
 /* Unpins a batch's samples. Returns the bytes that are no longer pinned. */
 uint64_t batch_unpin(const dlfs_reader *reader, const dlfs_batch *batch, uint64_t *pins);
+/*
+ * Copies the only sample of a batch into a buffer and releases the batch. Returns the sample's
+ * length, its failure, which *failure gets, or -ERANGE.
+ */
+int64_t batch_take_sample(dlfs_batch *batch, void *buffer, uint64_t buffer_bytes,
+                          dlfs_failure *failure);
 
 /* ---- reader/reader.c ------------------------------------------------------------------------- */
 

@@ -42,16 +42,11 @@ static uint32_t request_number(const struct fetch *fetch, const struct request *
     return (uint32_t)(request - fetch->requests);
 }
 
-static uint32_t copies_mask(const dlfs_reader *reader)
-{
-    return (UINT32_C(1) << reader->config.replicas) - 1;
-}
-
 static void add_operation(struct fetch *fetch, uint32_t member, struct request *request,
                           uint8_t *memory, uint64_t offset_bytes)
 {
     uint32_t depth = fetch->reader->config.depth;
-    uint32_t *count = &fetch->operation_counts[member];
+    uint32_t *count = &fetch->members[member].operation_count;
     fetch->operations[(size_t)member * depth + (*count)++] = (dlfs_operation){
         .buffer = memory,
         .offset_bytes = offset_bytes,
@@ -61,7 +56,7 @@ static void add_operation(struct fetch *fetch, uint32_t member, struct request *
     };
     request->member = member;
     request->begun_ns = fetch->now_ns;
-    fetch->bytes_in_flight[member] += request->length;
+    fetch->members[member].bytes_in_flight += request->length;
     fetch->stats.reads++;
     fetch->stats.read_bytes += request->length;
 }
@@ -100,30 +95,27 @@ static bool may_ask_lost_member(struct fetch *fetch, uint32_t member, uint64_t o
 
 /* Chooses the copy to read, and finds where it lies. Returns COPY_NONE if none is left. */
 static uint32_t choose_copy(struct fetch *fetch, const struct span *span,
-                            const struct request *request, uint32_t *member, uint64_t *offset_bytes)
+                            const struct request *request, struct member_location *location)
 {
     dlfs_reader *reader = fetch->reader;
     uint32_t chosen = COPY_NONE;
     uint32_t least = PENALTY_MAX;
     for (uint32_t copy = 0; copy < reader->config.replicas && least > 0; copy++) {
-        uint32_t candidate;
-        uint64_t offset;
         if (request->tried >> copy & 1) {
             continue;
         }
-        member_locate(reader, request->address, copy, &candidate, &offset);
+        struct member_location at = member_locate(reader, request->address, copy);
         bool due = true;
-        if (member_is_lost(reader, candidate) &&
-            !may_ask_lost_member(fetch, candidate, offset, &due)) {
+        if (member_is_lost(reader, at.member) &&
+            !may_ask_lost_member(fetch, at.member, at.offset_bytes, &due)) {
             continue;
         }
         uint32_t penalty = due ? 0 : PENALTY_LOST;
-        penalty += candidate == span->avoided_member ? PENALTY_AVOIDED : 0;
-        if (penalty < least && member_is_reachable(fetch, candidate, due)) {
+        penalty += at.member == span->avoided_member ? PENALTY_AVOIDED : 0;
+        if (penalty < least && member_is_reachable(fetch, at.member, due)) {
             least = penalty;
             chosen = copy;
-            *member = candidate;
-            *offset_bytes = offset;
+            *location = at;
         }
     }
     return chosen;
@@ -136,20 +128,19 @@ static enum assigned request_assign(struct fetch *fetch, struct request *request
                                     uint64_t *full_members)
 {
     struct span *span = &fetch->spans[request->span];
-    uint32_t member;
-    uint64_t offset;
-    uint32_t copy = choose_copy(fetch, span, request, &member, &offset);
+    struct member_location at;
+    uint32_t copy = choose_copy(fetch, span, request, &at);
     if (copy == COPY_NONE) {
         return ASSIGN_NO_COPY;
     }
-    if (!member_has_room(fetch, member)) {
-        *full_members |= UINT64_C(1) << member;
+    if (!member_has_room(fetch, at.member)) {
+        *full_members |= UINT64_C(1) << at.member;
         return ASSIGN_QUEUE_FULL;
     }
-    add_operation(fetch, member, request, span->memory + (request->address - span->address),
-                  offset);
+    add_operation(fetch, at.member, request, span->memory + (request->address - span->address),
+                  at.offset_bytes);
     request->copy = copy;
-    span->asked_members |= UINT64_C(1) << member;
+    span->asked_members |= UINT64_C(1) << at.member;
     fetch->stats.failovers += copy > 0;
     return ASSIGNED;
 }
@@ -157,10 +148,7 @@ static enum assigned request_assign(struct fetch *fetch, struct request *request
 /* Returns why no copy can be read: the code of the member that has the first copy. */
 static int absence_code(const dlfs_reader *reader, const struct request *request)
 {
-    uint32_t member;
-    uint64_t offset;
-    member_locate(reader, request->address, 0, &member, &offset);
-    int code = dlfs_reader_member_code(reader, member);
+    int code = dlfs_reader_member_code(reader, member_locate(reader, request->address, 0).member);
     return code < 0 ? code : DLFS_E_LOST;
 }
 
@@ -247,7 +235,7 @@ static uint32_t latency_bucket(uint64_t latency_ns)
 
 static void count_answer(struct fetch *fetch, const struct request *request, int64_t result)
 {
-    dlfs_member_stats *stats = &fetch->member_stats[request->member];
+    dlfs_member_stats *stats = &fetch->members[request->member].stats;
     uint64_t latency_ns = fetch->now_ns - request->begun_ns;
     stats->reads++;
     stats->read_bytes += result > 0 ? (uint64_t)result : 0;
@@ -260,10 +248,10 @@ void request_complete(struct fetch *fetch, uint64_t number, int64_t result)
 {
     struct request *request = &fetch->requests[number];
     uint32_t member = request->member;
-    fetch->bytes_in_flight[member] -= request->length;
+    fetch->members[member].bytes_in_flight -= request->length;
     count_answer(fetch, request, result);
     if (result >= 0) {
-        fetch->arrived_from[member] += request->length;
+        fetch->members[member].arrived_bytes += request->length;
         member_succeeded(fetch->reader, member);
     } else {
         member_failed(fetch->reader, member, (int)result);
@@ -289,7 +277,8 @@ void request_complete(struct fetch *fetch, uint64_t number, int64_t result)
         span->silent_members &= ~(UINT64_C(1) << member);
     }
     request->tried |= UINT32_C(1) << request->copy;
-    if (span->abandoned || span->code < 0 || request->tried == copies_mask(fetch->reader)) {
+    bool all_tried = request->tried == (UINT32_C(1) << fetch->reader->config.replicas) - 1;
+    if (span->abandoned || span->code < 0 || all_tried) {
         request_end(fetch, request, (int)result);
         return;
     }
@@ -303,9 +292,9 @@ void member_queue_failed(struct fetch *fetch, uint32_t member, int code)
 {
     const dlfs_reader_config *config = &fetch->reader->config;
     /* Destroyed first: then no device writes to the memory of its requests any more. */
-    dlfs_queue_destroy(fetch->queues[member]);
-    fetch->queues[member] = NULL;
-    fetch->operation_counts[member] = 0;
+    dlfs_queue_destroy(fetch->members[member].queue);
+    fetch->members[member].queue = NULL;
+    fetch->members[member].operation_count = 0;
     for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
         if (fetch->requests[number].member == member) {
             request_complete(fetch, number, code);
@@ -319,7 +308,7 @@ void member_queue_failed(struct fetch *fetch, uint32_t member, int code)
 /* Returns for how long a member has answered nothing that was asked since begun_ns. */
 static uint64_t silence_ns(const struct fetch *fetch, uint32_t member, uint64_t begun_ns)
 {
-    uint64_t answered = fetch->answered_ns[member];
+    uint64_t answered = fetch->members[member].answered_ns;
     return fetch->now_ns - (answered > begun_ns ? answered : begun_ns);
 }
 
@@ -339,16 +328,20 @@ static void mark_late_member(struct fetch *fetch, const struct request *request,
     }
 }
 
+/* Returns the span that a request under way reads a part of; NULL if there is none. */
+static struct span *span_asked_for(const struct fetch *fetch, const struct request *request)
+{
+    bool none = request->member == MEMBER_NONE || request->span == SPAN_NONE;
+    return none ? NULL : &fetch->spans[request->span];
+}
+
 void requests_mark_late_members(struct fetch *fetch, uint64_t queued_until_ns)
 {
     const dlfs_reader_config *config = &fetch->reader->config;
     for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
         const struct request *request = &fetch->requests[number];
-        if (request->member == MEMBER_NONE || request->span == SPAN_NONE) {
-            continue;
-        }
-        const struct span *span = &fetch->spans[request->span];
-        if (span_is_under_way(span) && span_is_late(fetch, span, queued_until_ns)) {
+        const struct span *span = span_asked_for(fetch, request);
+        if (span != NULL && span_is_under_way(span) && span_is_late(fetch, span, queued_until_ns)) {
             mark_late_member(fetch, request, span);
         }
     }
@@ -360,16 +353,14 @@ static bool request_has_other_copy(struct fetch *fetch, const struct request *re
     dlfs_reader *reader = fetch->reader;
     bool found = false;
     for (uint32_t copy = 0; copy < reader->config.replicas; copy++) {
-        uint32_t member;
-        uint64_t offset;
-        member_locate(reader, request->address, copy, &member, &offset);
-        if (member == request->member) {
+        struct member_location at = member_locate(reader, request->address, copy);
+        if (at.member == request->member) {
             continue;
         }
-        if (!member_is_lost(reader, member)) {
+        if (!member_is_lost(reader, at.member)) {
             found = true;
-        } else if (member_take_probe(reader, member)) {
-            member_probe(fetch, member, offset);
+        } else if (member_take_probe(reader, at.member)) {
+            member_probe(fetch, at.member, at.offset_bytes);
         }
     }
     return found;
@@ -380,11 +371,8 @@ void requests_redirect_silent(struct fetch *fetch, uint64_t silence_max_ns)
     const dlfs_reader_config *config = &fetch->reader->config;
     for (uint32_t number = 0; number < config->member_count * config->depth; number++) {
         const struct request *request = &fetch->requests[number];
-        if (request->member == MEMBER_NONE || request->span == SPAN_NONE) {
-            continue;
-        }
-        struct span *span = &fetch->spans[request->span];
-        if (span->abandoned ||
+        struct span *span = span_asked_for(fetch, request);
+        if (span == NULL || span->abandoned ||
             silence_ns(fetch, request->member, request->begun_ns) < silence_max_ns) {
             continue;
         }
@@ -402,10 +390,8 @@ bool span_is_unreachable(const struct fetch *fetch, const struct span *span)
         return false;
     }
     for (uint32_t copy = 0; copy < reader->config.replicas; copy++) {
-        uint32_t member;
-        uint64_t offset;
-        member_locate(reader, span->address + span->submitted_bytes, copy, &member, &offset);
-        if (!member_is_hung(reader, member)) {
+        uint64_t address = span->address + span->submitted_bytes;
+        if (!member_is_hung(reader, member_locate(reader, address, copy).member)) {
             return false;
         }
     }

@@ -26,13 +26,6 @@
 
 #include "reader/internal.h"
 
-/* Returns the slots of the index. */
-static uint64_t index_slots(const dlfs_reader *reader)
-{
-    uint64_t bytes = reader->chunk_count * sizeof(uint32_t);
-    return (bytes + reader->config.chunk_bytes - 1) >> reader->chunk_shift;
-}
-
 static void reserve(dlfs_reader *reader, uint32_t slots)
 {
     dlfs_arena *arena = reader->arena;
@@ -45,7 +38,8 @@ static void reserve(dlfs_reader *reader, uint32_t slots)
 static void grant(dlfs_reader *reader)
 {
     dlfs_arena *arena = reader->arena;
-    uint64_t index = index_slots(reader);
+    uint64_t bytes = reader->chunk_count * sizeof(uint32_t);
+    uint64_t index = (bytes + reader->config.chunk_bytes - 1) >> reader->chunk_shift; /* slots */
     uint64_t slots = reader->chunk_count + index + 2 * (uint64_t)SLOTS_MIN;
     uint64_t most = arena->slot_count - arena->slot_count / OTHERS_SHARE;
     if (!reader->in_one_chunk || reader->chunk_count == 0 || slots > most - arena->reserved) {

@@ -65,9 +65,9 @@ void span_begun(const struct fetch *fetch, struct span *span)
     span->queued_member = MEMBER_NONE;
     if (span->asked_members != 0) {
         uint32_t member = (uint32_t)__builtin_ctzll(span->asked_members);
-        uint64_t queued = fetch->bytes_in_flight[member] + span->length;
+        uint64_t queued = fetch->members[member].bytes_in_flight + span->length;
         span->queued_member = member;
-        span->queued_from = fetch->arrived_from[member];
+        span->queued_from = fetch->members[member].arrived_bytes;
         span->queued_until = span->queued_from + QUEUE_TURNS * queued;
     }
 }
@@ -79,12 +79,12 @@ void span_begun(const struct fetch *fetch, struct span *span)
 static bool is_served_slowly(const struct fetch *fetch, const struct span *span)
 {
     uint32_t member = span->queued_member;
-    if (member == MEMBER_NONE || fetch->arrived_from[member] >= span->queued_until) {
+    if (member == MEMBER_NONE || fetch->members[member].arrived_bytes >= span->queued_until) {
         return false;
     }
     uint64_t timeout_ns = span_timeout_ns(fetch->reader);
-    uint64_t slow_ns = reader_slow_ns(fetch->arrived_from[member] - span->queued_from);
-    return fetch->now_ns < fetch->answered_ns[member] + timeout_ns &&
+    uint64_t slow_ns = reader_slow_ns(fetch->members[member].arrived_bytes - span->queued_from);
+    return fetch->now_ns < fetch->members[member].answered_ns + timeout_ns &&
            fetch->now_ns - span->begun_ns < timeout_ns + slow_ns;
 }
 

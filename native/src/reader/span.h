@@ -6,14 +6,11 @@
 #ifndef DLFS_SPAN_H
 #define DLFS_SPAN_H
 
-#include <poll.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "dlfs/dlfs.h"
+#include "device/device.h"
 #include "reader/plan.h"
-
-struct dlfs_queue_waiter;
 
 #define MEMBER_NONE UINT32_MAX
 #define SPAN_NONE UINT32_MAX
@@ -76,15 +73,24 @@ struct request {
     uint32_t next;     /* in the list of unused requests or of those to send again */
 };
 
+/* One thread's access to a member. */
+struct fetch_member {
+    dlfs_queue *queue;               /* NULL while none is needed */
+    struct dlfs_queue_waiter waiter; /* in line for a queue pair */
+    uint64_t taken_ns;               /* when the queue pair was taken */
+    uint64_t answered_ns;            /* last answer, 0: none */
+    uint64_t bytes_in_flight;        /* of its requests, submitted or not */
+    uint64_t arrived_bytes;          /* since the fetch was created */
+    uint32_t operation_count;        /* of its operations that are not yet submitted */
+    dlfs_member_stats stats;         /* not yet added to the reader's */
+};
+
 /* One thread's access to the members. */
 struct fetch {
     dlfs_reader *reader;
-    dlfs_queue **queues;                     /* [member_count]; NULL while none is needed */
-    struct dlfs_queue_waiter *queue_waiters; /* [member_count] in line for a queue pair */
-    uint64_t *queue_taken_ns;                /* [member_count] when each queue pair was taken */
+    struct fetch_member *members; /* [member_count] */
     uint64_t yielding;        /* members that get no new requests, since other threads wait for the
                                  queue pair; as bits */
-    struct pollfd *waits;     /* [member_count] scratch */
     struct request *requests; /* [member_count * depth] */
     uint32_t unused_requests; /* list */
     uint32_t resend_requests; /* list of requests to send to another member */
@@ -95,30 +101,25 @@ struct fetch {
     struct span_list waiting;
     struct span_list done;
     uint32_t requests_in_flight;
-    uint32_t abandoned_requests;     /* of them, those of abandoned spans, and probes */
-    uint64_t deadline_ns;            /* spans under way at this time end with DLFS_E_TIMEOUT */
-    uint64_t slow_bytes;             /* which may arrive slowly: they move the deadline */
-    uint64_t arrived_bytes;          /* since the fetch was created */
-    const _Atomic bool *stop;        /* they also end when this is set; or NULL */
-    const _Atomic bool *closing;     /* no device is connected once this is set; or NULL */
-    uint64_t checked_ns;             /* time of the last check of deadlines */
-    uint64_t connect_ns;             /* time that connecting devices took since then */
-    uint64_t *answered_ns;           /* [member_count] last answer of each member, 0: none */
-    uint32_t redirected;             /* spans that were redirected since the read began */
-    uint32_t redirect_rounds;        /* recent checks that redirected spans */
-    uint64_t redirected_ns;          /* time of the last of them */
-    uint64_t probing;                /* members with a probe in flight, as bits */
-    uint8_t *probe_memory;           /* [member_count * block_bytes] */
-    dlfs_operation *operations;      /* [member_count * depth] not yet submitted */
-    uint32_t *operation_counts;      /* [member_count] */
-    uint64_t *bytes_in_flight;       /* [member_count] of its requests, submitted or not */
-    uint64_t *arrived_from;          /* [member_count] bytes since the fetch was created */
-    dlfs_completion *completions;    /* [group] */
-    uint32_t group;                  /* completions taken at a time */
-    uint64_t now_ns;                 /* time of the last reading of the clock */
-    dlfs_reader_stats stats;         /* not yet added to the reader's */
-    dlfs_member_stats *member_stats; /* [member_count] likewise */
-    struct miss *misses;             /* plan of the read under way, [plan_capacity] each */
+    uint32_t abandoned_requests;  /* of them, those of abandoned spans, and probes */
+    uint64_t deadline_ns;         /* spans under way at this time end with DLFS_E_TIMEOUT */
+    uint64_t slow_bytes;          /* which may arrive slowly: they move the deadline */
+    uint64_t arrived_bytes;       /* since the fetch was created */
+    const _Atomic bool *stop;     /* they also end when this is set; or NULL */
+    const _Atomic bool *closing;  /* no device is connected once this is set; or NULL */
+    uint64_t checked_ns;          /* time of the last check of deadlines */
+    uint64_t connect_ns;          /* time that connecting devices took since then */
+    uint32_t redirected;          /* spans that were redirected since the read began */
+    uint32_t redirect_rounds;     /* recent checks that redirected spans */
+    uint64_t redirected_ns;       /* time of the last of them */
+    uint64_t probing;             /* members with a probe in flight, as bits */
+    uint8_t *probe_memory;        /* [member_count * block_bytes] */
+    dlfs_operation *operations;   /* [member_count * depth] not yet submitted */
+    dlfs_completion *completions; /* [group] */
+    uint32_t group;               /* completions taken at a time */
+    uint64_t now_ns;              /* time of the last reading of the clock */
+    dlfs_reader_stats stats;      /* not yet added to the reader's */
+    struct miss *misses;          /* plan of the read under way, [plan_capacity] each */
     struct miss *sort_scratch;
     struct plan_span *plan;
     uint64_t plan_capacity;

@@ -21,6 +21,7 @@
 
 #include <errno.h>
 #include <stdbool.h>
+#include <string.h>
 
 #include "platform/mix.h"
 
@@ -58,15 +59,15 @@ static inline uint64_t subtract_modulo(uint64_t a, uint64_t b, uint64_t modulus)
     return a >= b ? a - b : a + modulus - b;
 }
 
-/* Applies the network once to LANES values in parallel. */
-static void encrypt_lanes(const dlfs_permutation *p, uint64_t values[LANES])
+/* Applies the network, or its inverse, once to LANES values in parallel. */
+static inline void apply(const dlfs_permutation *p, bool inverse, uint64_t values[LANES])
 {
     uint64_t left[LANES], right[LANES];
     for (uint32_t lane = 0; lane < LANES; lane++) {
         left[lane] = values[lane] / p->right;
         right[lane] = values[lane] % p->right;
     }
-    for (uint32_t i = 0; i < p->rounds; i += 2) {
+    for (uint32_t i = 0; !inverse && i < p->rounds; i += 2) {
         for (uint32_t lane = 0; lane < LANES; lane++) {
             uint64_t term = round_function(right[lane], p->keys[i], p->left);
             left[lane] = add_modulo(left[lane], term, p->left);
@@ -74,19 +75,7 @@ static void encrypt_lanes(const dlfs_permutation *p, uint64_t values[LANES])
             right[lane] = add_modulo(right[lane], term, p->right);
         }
     }
-    for (uint32_t lane = 0; lane < LANES; lane++) {
-        values[lane] = left[lane] * p->right + right[lane];
-    }
-}
-
-static void decrypt_lanes(const dlfs_permutation *p, uint64_t values[LANES])
-{
-    uint64_t left[LANES], right[LANES];
-    for (uint32_t lane = 0; lane < LANES; lane++) {
-        left[lane] = values[lane] / p->right;
-        right[lane] = values[lane] % p->right;
-    }
-    for (uint32_t i = p->rounds; i > 0; i -= 2) {
+    for (uint32_t i = p->rounds; inverse && i > 0; i -= 2) {
         for (uint32_t lane = 0; lane < LANES; lane++) {
             uint64_t term = round_function(left[lane], p->keys[i - 1], p->right);
             right[lane] = subtract_modulo(right[lane], term, p->right);
@@ -109,25 +98,23 @@ static bool all_inside(const uint64_t values[LANES], uint64_t size)
 }
 
 /*
- * Applies the network until all lanes are below size; lanes that are below size stay unchanged.
- * This ends because the cycle of each lane returns to its start, which is below size.
+ * Applies the network until all lanes are below size, and stores the first `count`. A lane that is
+ * below size stays unchanged. This ends because the cycle of each lane returns to its start, which
+ * is below size.
  */
-static void walk(const dlfs_permutation *p, bool inverse, uint64_t values[LANES])
+static inline void walk(const dlfs_permutation *p, bool inverse, uint64_t values[LANES],
+                        size_t count, uint64_t *out)
 {
     uint64_t next[LANES];
+    apply(p, inverse, values);
     while (!all_inside(values, p->size)) {
-        for (uint32_t lane = 0; lane < LANES; lane++) {
-            next[lane] = values[lane];
-        }
-        if (inverse) {
-            decrypt_lanes(p, next);
-        } else {
-            encrypt_lanes(p, next);
-        }
+        memcpy(next, values, sizeof(next));
+        apply(p, inverse, next);
         for (uint32_t lane = 0; lane < LANES; lane++) {
             values[lane] = values[lane] < p->size ? values[lane] : next[lane];
         }
     }
+    memcpy(out, values, count * sizeof(*out));
 }
 
 /* Returns the smallest a with a * a >= size. */
@@ -192,11 +179,7 @@ int dlfs_permutation_map(const dlfs_permutation *permutation, uint64_t first, ui
         for (size_t lane = 0; lane < now; lane++) {
             values[lane] = first + (done + lane) * stride;
         }
-        encrypt_lanes(permutation, values);
-        walk(permutation, false, values);
-        for (size_t lane = 0; lane < now; lane++) {
-            out[done + lane] = values[lane];
-        }
+        walk(permutation, false, values, now, out + done);
     }
     return 0;
 }
@@ -212,14 +195,8 @@ int dlfs_permutation_invert(const dlfs_permutation *permutation, const uint64_t 
     for (size_t done = 0; done < count; done += LANES) {
         uint64_t lanes[LANES] = {0};
         size_t now = count - done < LANES ? count - done : LANES;
-        for (size_t lane = 0; lane < now; lane++) {
-            lanes[lane] = values[done + lane];
-        }
-        decrypt_lanes(permutation, lanes);
-        walk(permutation, true, lanes);
-        for (size_t lane = 0; lane < now; lane++) {
-            out[done + lane] = lanes[lane];
-        }
+        memcpy(lanes, values + done, now * sizeof(*lanes));
+        walk(permutation, true, lanes, now, out + done);
     }
     return 0;
 }

@@ -13,12 +13,7 @@
 
 struct dlfs_sequence {
     const dlfs_directory *directory;
-    uint64_t count;
-    uint64_t seed;
-    uint64_t epoch;
-    uint32_t kind;
-    uint32_t window_chunks;
-    uint32_t chunk_bytes;
+    struct sequence_parameters order;
     dlfs_permutation samples; /* for DLFS_ORDER_GLOBAL and DLFS_ORDER_SELECTED */
     const uint64_t *chosen;   /* [chosen_count], borrowed */
     uint64_t chosen_count;
@@ -32,7 +27,7 @@ struct dlfs_sequence {
 
 static int sequence_chunks(dlfs_sequence *sequence)
 {
-    uint32_t chunk_bytes = sequence->chunk_bytes;
+    uint32_t chunk_bytes = sequence->order.chunk_bytes;
     const dlfs_directory *directory = sequence->directory;
     uint64_t chunks = dlfs_directory_data_bytes(directory) / chunk_bytes;
     if (chunks == 0) {
@@ -47,14 +42,15 @@ static int sequence_chunks(dlfs_sequence *sequence)
     }
     for (uint64_t chunk = 1; chunk < chunks; chunk++) {
         uint64_t rank = dlfs_directory_rank_at(directory, chunk * chunk_bytes);
-        if (rank < sequence->ranks[chunk - 1] || rank > sequence->count) {
+        if (rank < sequence->ranks[chunk - 1] || rank > sequence->order.count) {
             return DLFS_E_FORMAT;
         }
         sequence->ranks[chunk] = rank;
     }
-    sequence->ranks[chunks] = sequence->count;
+    sequence->ranks[chunks] = sequence->order.count;
     dlfs_permutation permutation;
-    int code = dlfs_permutation_init(&permutation, chunks, sequence->seed, sequence->epoch);
+    int code =
+        dlfs_permutation_init(&permutation, chunks, sequence->order.seed, sequence->order.epoch);
     if (code == 0) {
         code = dlfs_permutation_map(&permutation, 0, 1, chunks, sequence->shuffled);
     }
@@ -62,6 +58,17 @@ static int sequence_chunks(dlfs_sequence *sequence)
         uint64_t chunk = sequence->shuffled[place];
         sequence->starts[place + 1] =
             sequence->starts[place] + sequence->ranks[chunk + 1] - sequence->ranks[chunk];
+    }
+    return code;
+}
+
+/* Returns a new sequence to its creator, or destroys it after an error. */
+static int finish(dlfs_sequence *sequence, int code, dlfs_sequence **out)
+{
+    if (code < 0) {
+        dlfs_sequence_destroy(sequence);
+    } else {
+        *out = sequence;
     }
     return code;
 }
@@ -78,35 +85,15 @@ DLFS_API int dlfs_sequence_create(const dlfs_directory *directory, uint32_t chun
         return -ENOMEM;
     }
     sequence->directory = directory->whole != NULL ? directory->whole : directory;
-    sequence->count = dlfs_directory_count(directory);
-    sequence->seed = seed;
-    sequence->epoch = epoch;
-    sequence->kind = kind;
-    sequence->window_chunks = window_chunks;
-    sequence->chunk_bytes = chunk_bytes;
+    sequence->order = (struct sequence_parameters){
+        dlfs_directory_count(directory), seed, epoch, kind, window_chunks, chunk_bytes, 0};
     int code = 0;
-    if (kind == DLFS_ORDER_GLOBAL && sequence->count > 0) {
-        code = dlfs_permutation_init(&sequence->samples, sequence->count, seed, epoch);
+    if (kind == DLFS_ORDER_GLOBAL && sequence->order.count > 0) {
+        code = dlfs_permutation_init(&sequence->samples, sequence->order.count, seed, epoch);
     } else if (kind == DLFS_ORDER_CHUNK) {
         code = sequence_chunks(sequence);
     }
-    if (code < 0) {
-        dlfs_sequence_destroy(sequence);
-        return code;
-    }
-    *out = sequence;
-    return 0;
-}
-
-/* Returns true if all indices are below sample_count. */
-static bool all_known(const uint64_t *indices, uint64_t count, uint64_t sample_count)
-{
-    for (uint64_t i = 0; i < count; i++) {
-        if (indices[i] >= sample_count) {
-            return false;
-        }
-    }
-    return true;
+    return finish(sequence, code, out);
 }
 
 DLFS_API int dlfs_sequence_choose(const dlfs_directory *directory, const dlfs_choice *choice,
@@ -118,22 +105,25 @@ DLFS_API int dlfs_sequence_choose(const dlfs_directory *directory, const dlfs_ch
         return -EINVAL;
     }
     bool weighted = choice->kind == DLFS_ORDER_WEIGHTED;
-    if (weighted && (choice->weights == NULL || choice->count == 0)) {
+    if ((weighted && (choice->weights == NULL || choice->count == 0)) ||
+        choice->count > SIZE_MAX / 64) {
         return -EINVAL;
     }
-    if (choice->count > SIZE_MAX / 64 ||
-        !all_known(choice->indices, choice->count, dlfs_directory_count(directory))) {
-        return -EINVAL;
+    uint64_t sample_count = dlfs_directory_count(directory);
+    for (uint64_t i = 0; i < choice->count; i++) {
+        if (choice->indices[i] >= sample_count) {
+            return -EINVAL;
+        }
     }
     dlfs_sequence *sequence = calloc(1, sizeof(*sequence));
     if (sequence == NULL) {
         return -ENOMEM;
     }
     sequence->directory = directory;
-    sequence->kind = choice->kind;
+    sequence->order.kind = choice->kind;
     sequence->chosen = choice->indices;
     sequence->chosen_count = choice->count;
-    sequence->count = weighted ? choice->draws : choice->count;
+    sequence->order.count = weighted ? choice->draws : choice->count;
     sequence->key = choice_key(choice->seed, choice->epoch);
     int code = 0;
     if (weighted) {
@@ -142,12 +132,7 @@ DLFS_API int dlfs_sequence_choose(const dlfs_directory *directory, const dlfs_ch
         code =
             dlfs_permutation_init(&sequence->samples, choice->count, choice->seed, choice->epoch);
     }
-    if (code < 0) {
-        dlfs_sequence_destroy(sequence);
-        return code;
-    }
-    *out = sequence;
-    return 0;
+    return finish(sequence, code, out);
 }
 
 DLFS_API void dlfs_sequence_destroy(dlfs_sequence *sequence)
@@ -164,28 +149,28 @@ DLFS_API void dlfs_sequence_destroy(dlfs_sequence *sequence)
 
 uint32_t sequence_kind(const dlfs_sequence *sequence)
 {
-    return sequence->kind;
+    return sequence->order.kind;
 }
 
 uint64_t sequence_count(const dlfs_sequence *sequence)
 {
-    return sequence->count;
+    return sequence->order.count;
 }
 
 const uint64_t *sequence_chosen(const dlfs_sequence *sequence, uint64_t *count)
 {
-    *count = sequence->chosen != NULL ? sequence->chosen_count : sequence->count;
+    *count = sequence->chosen != NULL ? sequence->chosen_count : sequence->order.count;
     return sequence->chosen;
 }
 
 bool sequence_permutes(const dlfs_sequence *sequence)
 {
-    return sequence->kind == DLFS_ORDER_GLOBAL || sequence->kind == DLFS_ORDER_SELECTED;
+    return sequence->order.kind == DLFS_ORDER_GLOBAL || sequence->order.kind == DLFS_ORDER_SELECTED;
 }
 
 uint32_t sequence_window(const dlfs_sequence *sequence)
 {
-    return sequence->window_chunks;
+    return sequence->order.window_chunks;
 }
 
 uint64_t sequence_memory_bytes(const dlfs_sequence *sequence)
@@ -195,14 +180,7 @@ uint64_t sequence_memory_bytes(const dlfs_sequence *sequence)
 
 void sequence_describe(const dlfs_sequence *sequence, struct sequence_parameters *parameters)
 {
-    *parameters = (struct sequence_parameters){
-        .count = sequence->count,
-        .seed = sequence->seed,
-        .epoch = sequence->epoch,
-        .kind = sequence->kind,
-        .window_chunks = sequence->window_chunks,
-        .chunk_bytes = sequence->chunk_bytes,
-    };
+    *parameters = sequence->order;
 }
 
 /* Returns the last place in low..high-1 whose first position is <= position. */
@@ -228,8 +206,8 @@ static int64_t fill_window(const dlfs_sequence *sequence, uint64_t first, uint64
                            uint64_t count, uint64_t *out)
 {
     uint64_t place = place_at(sequence, first, 0, sequence->chunk_count);
-    uint64_t low = place - place % sequence->window_chunks;
-    uint64_t high = low + sequence->window_chunks;
+    uint64_t low = place - place % sequence->order.window_chunks;
+    uint64_t high = low + sequence->order.window_chunks;
     if (high > sequence->chunk_count) {
         high = sequence->chunk_count;
     }
@@ -245,9 +223,9 @@ static int64_t fill_window(const dlfs_sequence *sequence, uint64_t first, uint64
      * The permutations of windows use streams above those of chunks; epochs count in the low half.
      */
     dlfs_permutation permutation;
-    uint64_t window = low / sequence->window_chunks + 1;
-    int code =
-        dlfs_permutation_init(&permutation, size, sequence->seed ^ (window << 32), sequence->epoch);
+    uint64_t window = low / sequence->order.window_chunks + 1;
+    int code = dlfs_permutation_init(&permutation, size, sequence->order.seed ^ (window << 32),
+                                     sequence->order.epoch);
     if (code == 0) {
         code = dlfs_permutation_map(&permutation, offset, stride, here, out);
     }
@@ -279,14 +257,14 @@ static int fill_chosen(const dlfs_sequence *sequence, uint64_t first, uint64_t s
                        uint64_t count, uint64_t *out)
 {
     int code = 0;
-    if (sequence->kind == DLFS_ORDER_SELECTED) {
+    if (sequence->order.kind == DLFS_ORDER_SELECTED) {
         code = dlfs_permutation_map(&sequence->samples, first, stride, count, out);
     }
     for (uint64_t i = 0; code == 0 && i < count; i++) {
         uint64_t place = first + i * stride;
-        if (sequence->kind == DLFS_ORDER_SELECTED) {
+        if (sequence->order.kind == DLFS_ORDER_SELECTED) {
             place = out[i];
-        } else if (sequence->kind == DLFS_ORDER_WEIGHTED) {
+        } else if (sequence->order.kind == DLFS_ORDER_WEIGHTED) {
             place = alias_draw(sequence->table, sequence->chosen_count, sequence->key, place);
         }
         out[i] = sequence->chosen[place];
@@ -300,17 +278,17 @@ DLFS_API int dlfs_sequence_fill(const dlfs_sequence *sequence, uint64_t first, u
     if (count == 0) {
         return 0;
     }
-    if (stride == 0 || first >= sequence->count ||
-        count - 1 > (sequence->count - 1 - first) / stride) {
+    if (stride == 0 || first >= sequence->order.count ||
+        count - 1 > (sequence->order.count - 1 - first) / stride) {
         return -EINVAL;
     }
-    if (sequence->kind == DLFS_ORDER_GLOBAL) {
+    if (sequence->order.kind == DLFS_ORDER_GLOBAL) {
         return dlfs_permutation_map(&sequence->samples, first, stride, count, out);
     }
-    if (sequence->kind >= DLFS_ORDER_LIST) {
+    if (sequence->order.kind >= DLFS_ORDER_LIST) {
         return fill_chosen(sequence, first, stride, count, out);
     }
-    if (sequence->kind == DLFS_ORDER_STORAGE) {
+    if (sequence->order.kind == DLFS_ORDER_STORAGE) {
         return fill_storage(sequence, first, stride, count, out);
     }
     while (count > 0) {

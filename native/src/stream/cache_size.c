@@ -244,24 +244,18 @@ static uint64_t cached_share(const dlfs_stream *stream)
     return fits ? UINT64_MAX : (slots << 32) / needed;
 }
 
-static uint32_t cached_slots(const dlfs_stream *stream)
+void stream_size_cache(dlfs_stream *stream)
 {
     const dlfs_reader *reader = stream->reader;
     if (stream->plan == DLFS_PLAN_DIRECT) {
-        return packed_slots(stream);
+        stream->cached_slots = packed_slots(stream);
+    } else if (reader->dataset_fits) {
+        stream->cached_slots = 0; /* chunks stay even if they are not cached */
+    } else if (stream->plan == DLFS_PLAN_CHUNKS) {
+        stream->cached_slots = chunk_slots(stream);
+    } else {
+        stream->cached_slots = stream->need.partial ? 0 : chunk_copy_cache_slots(reader);
     }
-    if (reader->dataset_fits) {
-        return 0; /* chunks stay even if they are not cached */
-    }
-    if (stream->plan == DLFS_PLAN_CHUNKS) {
-        return chunk_slots(stream);
-    }
-    return stream->need.partial ? 0 : chunk_copy_cache_slots(reader);
-}
-
-void stream_size_cache(dlfs_stream *stream)
-{
-    stream->cached_slots = cached_slots(stream);
 }
 
 /*

@@ -16,12 +16,6 @@
 /* Largest ratio of whole chunks, which need no map, to the bytes of their samples. */
 #define PADDING_MAX 1.25
 
-/* Returns true if memory holds all chunks of a window, so that each of them is read once. */
-static bool window_fits(const dlfs_reader *reader, const dlfs_sequence *sequence)
-{
-    return sequence_window(sequence) <= reader->slots_max;
-}
-
 /* Bytes that one sample costs. */
 struct cost {
     double bytes;        /* that are read */
@@ -95,7 +89,8 @@ static uint32_t choose_plan(const dlfs_stream *stream)
     if (reader->dataset_fits) {
         return plan_in_memory(stream, per_chunk, tiny);
     }
-    bool windowed = kind == DLFS_ORDER_CHUNK && !window_fits(reader, sequence);
+    /* If memory holds all chunks of a window, each of them is read once. */
+    bool windowed = kind == DLFS_ORDER_CHUNK && sequence_window(sequence) > reader->slots_max;
     if (!sequence_permutes(sequence) && !windowed) {
         return kind >= DLFS_ORDER_LIST ? DLFS_PLAN_DIRECT : plan_in_sequence(stream, per_chunk);
     }
@@ -157,16 +152,22 @@ void plan_begin(dlfs_stream *stream)
     pthread_mutex_unlock(&reader->arena->lock);
 }
 
+/* Divides the slots again, for a stream that needs another share of them. */
+static void resize_cache(dlfs_stream *stream)
+{
+    if (stream->plan != DLFS_PLAN_CHUNK_COPY) { /* which has divided its memory already */
+        stream_size_cache(stream);
+    }
+    reader_divide_slots(stream->reader);
+}
+
 void plan_batch_grew(dlfs_stream *stream)
 {
     if (stream->awaited <= stream->awaited_max) {
         return;
     }
     stream->awaited_max = stream->awaited;
-    if (stream->plan != DLFS_PLAN_CHUNK_COPY) { /* which has divided its memory already */
-        stream_size_cache(stream);
-    }
-    reader_divide_slots(stream->reader);
+    resize_cache(stream);
 }
 
 void plan_memory_ran_out(dlfs_stream *stream)
@@ -179,8 +180,7 @@ void plan_memory_ran_out(dlfs_stream *stream)
     } else {
         stream->reader->cache.batches_pinned *= 2;
     }
-    stream_size_cache(stream);
-    reader_divide_slots(stream->reader);
+    resize_cache(stream);
 }
 
 /*
@@ -211,10 +211,7 @@ void plan_follow_share(dlfs_stream *stream)
         cache_reserve_map(reader, map_samples(stream));
     }
     stream->to_cache_bytes_max = to_cache_bytes_max(stream);
-    if (stream->plan != DLFS_PLAN_CHUNK_COPY) { /* which has divided its memory already */
-        stream_size_cache(stream);
-    }
-    reader_divide_slots(reader);
+    resize_cache(stream);
     give_up(stream);
 }
 

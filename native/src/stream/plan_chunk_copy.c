@@ -145,11 +145,10 @@ int chunk_copy_create(dlfs_stream *stream, uint64_t mean_bytes)
 /* Releases the slots of a bucket. */
 static void bucket_close(dlfs_stream *stream, struct bucket *bucket)
 {
-    uint32_t slot = bucket->slot;
-    while (slot != SLOT_NONE) {
-        uint32_t next = stream->reader->arena->slots[slot].next;
+    uint32_t next;
+    for (uint32_t slot = bucket->slot; slot != SLOT_NONE; slot = next) {
+        next = stream->reader->arena->slots[slot].next;
         arena_release(stream->reader, slot);
-        slot = next;
     }
     bucket->slot = SLOT_NONE;
 }
@@ -458,23 +457,11 @@ static bool finish_cached(dlfs_stream *stream, const struct span *span)
     struct bad_samples *bad;
     bool valid = reader_verify_span(reader, span, NULL, &bad) == 0;
     pthread_mutex_lock(&reader->arena->lock);
-    uint32_t next = reader->arena->slots[span->slot].waiters;
-    cache_end_load(reader, span->slot, valid, bad);
-    for (uint32_t at = next; at != RING_NONE; at = next) {
-        struct entry *entry = &stream->ring[at];
-        struct location location;
-        uint64_t offset;
-        next = entry->next;
-        if (reader_locate(reader, entry->index, &location) &&
-            arena_holds(reader, span->slot, &location, &offset)) {
-            arena_reference(reader, span->slot);
-            entry_ready(entry, offset, location.length);
-        } else {
-            stream->fetch->stats.checksum_errors++;
-            entry_read_alone(stream, at, span);
-        }
+    for (uint32_t at = reader->arena->slots[span->slot].waiters; at != RING_NONE;
+         at = stream->ring[at].next) {
+        arena_reference(reader, span->slot);
     }
-    arena_release(reader, span->slot);
+    chunks_end_load(stream, span, valid, bad);
     stream->chunk_copy.loading--;
     pthread_mutex_unlock(&reader->arena->lock);
     return true;

@@ -48,16 +48,13 @@ bool chunks_plan(dlfs_stream *stream, uint64_t position, const struct location *
     return true;
 }
 
-void chunks_finish(dlfs_stream *stream, struct span *span)
+void chunks_end_load(dlfs_stream *stream, const struct span *span, bool valid,
+                     struct bad_samples *bad)
 {
     dlfs_reader *reader = stream->reader;
-    struct bad_samples *bad = NULL;
-    bool valid = span->code == 0 && reader_verify_span(reader, span, NULL, &bad) == 0;
-    pthread_mutex_lock(&reader->arena->lock);
-    uint32_t waiters = reader->arena->slots[span->slot].waiters;
+    uint32_t next = reader->arena->slots[span->slot].waiters;
     cache_end_load(reader, span->slot, valid, bad);
-    uint32_t next;
-    for (uint32_t at = waiters; at != SLOT_NONE; at = next) {
+    for (uint32_t at = next; at != RING_NONE; at = next) {
         struct entry *entry = &stream->ring[at];
         struct location location = entry_location(stream, entry);
         uint64_t offset;
@@ -71,5 +68,14 @@ void chunks_finish(dlfs_stream *stream, struct span *span)
         arena_release(reader, span->slot);
     }
     arena_release(reader, span->slot);
+}
+
+void chunks_finish(dlfs_stream *stream, struct span *span)
+{
+    dlfs_reader *reader = stream->reader;
+    struct bad_samples *bad = NULL;
+    bool valid = span->code == 0 && reader_verify_span(reader, span, NULL, &bad) == 0;
+    pthread_mutex_lock(&reader->arena->lock);
+    chunks_end_load(stream, span, valid, bad);
     pthread_mutex_unlock(&reader->arena->lock);
 }

@@ -226,6 +226,10 @@ void finish_alone(dlfs_stream *stream, struct span *span, bool *again);
 
 /* Plans an entry by whole chunks. Returns false if there is no memory for it. */
 bool chunks_plan(dlfs_stream *stream, uint64_t position, const struct location *location);
+/* Ends the load of a chunk: the samples that wait for it, each with a reference to it, are used
+ * where they lie. Takes over `bad`, the samples that failed their checksum. */
+void chunks_end_load(dlfs_stream *stream, const struct span *span, bool valid,
+                     struct bad_samples *bad);
 /* Takes in a chunk that was read. */
 void chunks_finish(dlfs_stream *stream, struct span *span);
 

@@ -111,14 +111,6 @@ static void wait_for_work(dlfs_stream *stream)
     stream->blocked = false;
 }
 
-/* Releases queue pairs with nothing in flight. Releases the lock meanwhile. */
-static void release_idle_queues(dlfs_stream *stream)
-{
-    pthread_mutex_unlock(&stream->reader->arena->lock);
-    fetch_release_queues(stream->fetch);
-    pthread_mutex_lock(&stream->reader->arena->lock);
-}
-
 /* Collects completions of abandoned reads, and so their memory. Releases the lock meanwhile. */
 static void collect_abandoned(dlfs_stream *stream)
 {
@@ -191,8 +183,10 @@ static void *stream_thread(void *argument)
             stream->helps_fill && !stream_is_filling(stream) && fill_needs_help(reader->arena);
         if (!planned && !help && fetch_is_idle(stream->fetch)) {
             if (fetch_has_idle_queues(stream->fetch)) {
-                release_idle_queues(stream); /* then plans again: the lock was released */
-                continue;
+                pthread_mutex_unlock(&reader->arena->lock);
+                fetch_release_queues(stream->fetch);
+                pthread_mutex_lock(&reader->arena->lock);
+                continue; /* plans again: the lock was released */
             }
             wait_for_work(stream);
             collect_abandoned(stream);
@@ -226,14 +220,6 @@ static bool any_waiting(dlfs_stream *stream, uint64_t count)
         }
     }
     return false;
-}
-
-static void wait_ready(dlfs_stream *stream, uint64_t until_ns)
-{
-    uint64_t before = monotonic_ns();
-    uint64_t then = before + IDLE_WAIT_NS < until_ns ? before + IDLE_WAIT_NS : until_ns;
-    condition_wait_until(&stream->ready, &stream->reader->arena->lock, then);
-    stream->reader->stats.wait_ns += monotonic_ns() - before;
 }
 
 static void take_failure(dlfs_stream *stream, struct batch *batch, uint64_t offset)
@@ -278,18 +264,23 @@ static void fill_batch(dlfs_stream *stream, struct batch *batch, uint64_t count)
     pthread_cond_broadcast(&reader->released);
 }
 
+/* Releases the memory of an entry that the consumer does not take. The lock is held. */
+static void drop_entry(dlfs_stream *stream, uint64_t position)
+{
+    const struct entry *entry = entry_at(stream, position);
+    if (entry->state == ENTRY_READY && entry->length > 0) {
+        arena_release(stream->reader, slot_of(stream->reader, entry->offset));
+    }
+}
+
 /* Drops entries that were read on demand instead. The lock is held. */
 static void skip_entries(dlfs_stream *stream, uint64_t count)
 {
     cache_count_given(stream->reader, count);
     uint64_t end = stream->head + count;
     for (; stream->head < end; stream->head++) {
-        struct entry *entry = entry_at(stream, stream->head);
-        if (stream->head >= stream->filled) {
-            continue;
-        }
-        if (entry->state == ENTRY_READY && entry->length > 0) {
-            arena_release(stream->reader, slot_of(stream->reader, entry->offset));
+        if (stream->head < stream->filled) {
+            drop_entry(stream, stream->head);
         }
     }
     for (uint64_t i = 0; i < stream->failure_count;) {
@@ -351,11 +342,14 @@ static int wait_for_entries(dlfs_stream *stream, int timeout_ms)
             stream->paused = true;
             return DLFS_E_LIMIT;
         }
-        if (monotonic_ns() >= until) {
+        uint64_t before = monotonic_ns();
+        if (before >= until) {
             return -EAGAIN;
         }
         pthread_cond_broadcast(&stream->reader->released);
-        wait_ready(stream, until);
+        uint64_t then = before + IDLE_WAIT_NS < until ? before + IDLE_WAIT_NS : until;
+        condition_wait_until(&stream->ready, &stream->reader->arena->lock, then);
+        stream->reader->stats.wait_ns += monotonic_ns() - before;
     }
 }
 
@@ -446,15 +440,6 @@ DLFS_API int dlfs_stream_next(dlfs_stream *stream, uint64_t count, int timeout_m
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
 
-static uint64_t power_of_two(uint64_t value)
-{
-    uint64_t power = RING_MIN;
-    while (power < value) {
-        power *= 2;
-    }
-    return power;
-}
-
 /* Returns the positions of look-ahead: twice as many as there is memory for, at most. */
 static uint64_t lookahead_max(const dlfs_stream *stream)
 {
@@ -469,26 +454,26 @@ static int stream_prepare(dlfs_stream *stream)
     need_measure(stream);
     plan_begin(stream);
     stream->lookahead = lookahead_max(stream);
-    int code = 0;
-    if (stream->plan == DLFS_PLAN_CHUNK_COPY) {
-        code = chunk_copy_create(stream, stream->need.mean_bytes);
-    }
+    int code = stream->plan == DLFS_PLAN_CHUNK_COPY
+                   ? chunk_copy_create(stream, stream->need.mean_bytes)
+                   : 0;
     if (code < 0) {
         return code;
     }
     if (stream->lookahead > stream->config.count) {
         stream->lookahead = stream->config.count ? stream->config.count : 1;
     }
-    stream->mask = power_of_two(stream->lookahead) - 1;
-    stream->ring = calloc(stream->mask + 1, sizeof(struct entry));
+    uint64_t places = RING_MIN; /* a power of two */
+    while (places < stream->lookahead) {
+        places *= 2;
+    }
+    stream->mask = places - 1;
+    stream->ring = calloc(places, sizeof(struct entry));
     stream->indices = malloc(FILL_MAX * sizeof(uint64_t));
     if (stream->ring == NULL || stream->indices == NULL) {
         return -ENOMEM;
     }
-    code = fetch_reserve_spans(stream->fetch, 2 * WINDOW_MAX);
-    if (code == 0) {
-        code = fetch_prepare(stream->fetch, NULL);
-    }
+    code = fetch_prepare(stream->fetch, 2 * WINDOW_MAX, NULL);
     return code < 0 ? code : fetch_reserve_plan(stream->fetch, WINDOW_MAX);
 }
 
@@ -500,10 +485,7 @@ static void stream_free(dlfs_stream *stream)
     }
     pthread_mutex_lock(&reader->arena->lock);
     for (uint64_t position = stream->head; position < stream->filled; position++) {
-        const struct entry *entry = entry_at(stream, position);
-        if (entry->state == ENTRY_READY && entry->length > 0) {
-            arena_release(reader, slot_of(reader, entry->offset));
-        }
+        drop_entry(stream, position);
     }
     if (stream->partial_slot.slot != SLOT_NONE) {
         arena_release(reader, stream->partial_slot.slot);

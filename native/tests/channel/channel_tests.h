@@ -7,6 +7,8 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include "arena/share.h"
+#include "channel/channel.h"
 #include "reader/reader_tests.h"
 
 struct service {
@@ -15,6 +17,12 @@ struct service {
     dlfs_share *share;
     dlfs_arena_view *arena;
 };
+
+/* Returns the bytes that are charged to a share now. */
+static inline uint64_t share_bytes(const dlfs_share *share)
+{
+    return atomic_load(&share->bytes);
+}
 
 struct connection {
     dlfs_channel *channel;
@@ -28,7 +36,7 @@ static inline void service_start(struct service *service, uint64_t memory_bytes,
     uint64_t bytes;
     dataset_create(&service->dataset, faults);
     service->reader = reader_with(&service->dataset, memory_bytes, 2, true);
-    CHECK_EQ(dlfs_share_create(pinned_bytes_max, &service->share), 0);
+    CHECK_EQ(dlfs_share_create_within(NULL, pinned_bytes_max, &service->share), 0);
     CHECK_EQ(dlfs_reader_arena(service->reader, &descriptor, &bytes), 0);
     CHECK_EQ(dlfs_arena_view_map(descriptor, bytes, &service->arena), 0);
 }
@@ -36,7 +44,7 @@ static inline void service_start(struct service *service, uint64_t memory_bytes,
 /* Destroys the service; all channels must have ended and unpinned their batches. */
 static inline void service_stop(struct service *service)
 {
-    CHECK_EQ(dlfs_share_pinned_bytes(service->share), 0);
+    CHECK_EQ(share_bytes(service->share), 0);
     dlfs_arena_view_unmap(service->arena);
     dlfs_share_destroy(service->share);
     CHECK_EQ(dlfs_reader_destroy(service->reader), 0);

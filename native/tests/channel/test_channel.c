@@ -215,7 +215,7 @@ static void greedy_client(uint64_t memory_bytes)
         code = dlfs_client_read(greedy.client, indices, BATCH, &batches[count]);
         count += code == 0;
         CHECK(stats_of(greedy.channel).pinned_bytes <= memory_bytes / 4);
-        CHECK(dlfs_share_pinned_bytes(service.share) <= memory_bytes / 4);
+        CHECK(share_bytes(service.share) <= memory_bytes / 4);
     }
     CHECK_EQ(code, DLFS_E_LIMIT);
     CHECK(stats_of(greedy.channel).copied_batches > 0);
@@ -356,7 +356,7 @@ static void service_ends(void)
     dlfs_channel_destroy(to.channel);
     CHECK_EQ(pthread_join(thread, NULL), 0);
     CHECK_EQ(sleeper.code, DLFS_E_SERVICE);
-    CHECK(dlfs_client_is_lost(to.client));
+    CHECK(client_is_lost(to.client));
     uint64_t index = 0;
     dlfs_batch *batch;
     dlfs_reader_stats stats;
@@ -403,7 +403,7 @@ static void no_answer(void)
     uint64_t index = 3;
     dlfs_batch *batch;
     CHECK_EQ(dlfs_client_read(to.client, &index, 1, &batch), DLFS_E_SERVICE);
-    CHECK(dlfs_client_is_lost(to.client));
+    CHECK(client_is_lost(to.client));
     dlfs_client_destroy(to.client);
     wait_ended(to.channel, DLFS_E_CLOSED);
     dlfs_channel_destroy(to.channel);
@@ -474,7 +474,7 @@ static void patient_client(void)
     dlfs_batch *batch = read_from(to.client, 0, 10);
     check_batch(batch);
     dlfs_batch_release(batch);
-    CHECK(!dlfs_client_is_lost(to.client));
+    CHECK(!client_is_lost(to.client));
     dlfs_client_destroy(to.client);
     wait_ended(to.channel, DLFS_E_CLOSED);
     dlfs_channel_destroy(to.channel);

@@ -112,12 +112,13 @@ static void any_request_area(struct attacker *attacker)
                          .kind = (uint32_t)below(attacker, 7),
                          .window_chunks = (uint32_t)any_value(attacker),
                          .chunk_bytes = CHUNK},
-            .first = mostly(attacker, 0),
-            .stride = mostly(attacker, 1),
-            .count = mostly(attacker, 1 + below(attacker, COUNT / 4)),
-            .group = mostly(attacker, below(attacker, 9)),
-            .group_stride = mostly(attacker, 8 + below(attacker, 8)),
-            .plan = (uint32_t)below(attacker, 5),
+            .config = {.sequence = (const dlfs_sequence *)(uintptr_t)some(attacker),
+                       .first = mostly(attacker, 0),
+                       .stride = mostly(attacker, 1),
+                       .count = mostly(attacker, 1 + below(attacker, COUNT / 4)),
+                       .group = mostly(attacker, below(attacker, 9)),
+                       .group_stride = mostly(attacker, 8 + below(attacker, 8)),
+                       .plan = (uint32_t)below(attacker, 5)},
         };
         memcpy(attacker->memory.request, &request, sizeof(request));
     }

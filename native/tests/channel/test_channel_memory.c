@@ -45,7 +45,7 @@ static void arrays_of_batches_are_charged(struct service *service)
 {
     dlfs_batch *batches[BATCHES];
     dlfs_share *memory;
-    CHECK_EQ(dlfs_share_create(LIMIT, &memory), 0);
+    CHECK_EQ(dlfs_share_create_within(NULL, LIMIT, &memory), 0);
     dlfs_channel_config config = bounded(service, memory);
     struct connection one = connect_with(service, &config, 0);
     uint64_t before = stats_of(one.channel).memory_bytes;
@@ -53,7 +53,7 @@ static void arrays_of_batches_are_charged(struct service *service)
     CHECK(count > 2 && count < 24);
     CHECK(stats_of(one.channel).memory_bytes <= LIMIT);
     CHECK(stats_of(one.channel).memory_bytes > count * 3 * MIB);
-    CHECK_EQ(dlfs_share_pinned_bytes(memory), stats_of(one.channel).memory_bytes);
+    CHECK_EQ(share_bytes(memory), stats_of(one.channel).memory_bytes);
     /* The share's other clients get no memory; clients of another share do. */
     struct connection other = connect_with(service, &config, 0);
     dlfs_batch *batch;
@@ -73,7 +73,7 @@ static void arrays_of_batches_are_charged(struct service *service)
     dlfs_channel_destroy(one.channel);
     dlfs_channel_destroy(other.channel);
     dlfs_channel_destroy(stranger.channel);
-    CHECK_EQ(dlfs_share_pinned_bytes(memory), 0);
+    CHECK_EQ(share_bytes(memory), 0);
     dlfs_share_destroy(memory);
 }
 
@@ -81,7 +81,7 @@ static void choices_and_streams_are_charged(struct service *service)
 {
     dlfs_share *memory;
     dlfs_sequence *sequence;
-    CHECK_EQ(dlfs_share_create(LIMIT, &memory), 0);
+    CHECK_EQ(dlfs_share_create_within(NULL, LIMIT, &memory), 0);
     dlfs_channel_config config = bounded(service, memory);
     struct connection one = connect_with(service, &config, 0);
     uint64_t before = stats_of(one.channel).memory_bytes;
@@ -109,7 +109,7 @@ static void small_bounds_refuse(struct service *service)
     uint64_t before = stats_of(one.channel).memory_bytes;
     dlfs_client_destroy(one.client);
     dlfs_channel_destroy(one.channel);
-    CHECK_EQ(dlfs_share_create(before + 8192, &memory), 0);
+    CHECK_EQ(dlfs_share_create_within(NULL, before + 8192, &memory), 0);
     dlfs_channel_config config = channel_config(service);
     config.memory = memory;
     one = connect_with(service, &config, 0);
@@ -137,8 +137,8 @@ static void copies_are_charged(struct service *service)
     dlfs_share *memory;
     dlfs_share *nothing;
     dlfs_batch *batch;
-    CHECK_EQ(dlfs_share_create(LIMIT, &memory), 0);
-    CHECK_EQ(dlfs_share_create(0, &nothing), 0);
+    CHECK_EQ(dlfs_share_create_within(NULL, LIMIT, &memory), 0);
+    CHECK_EQ(dlfs_share_create_within(NULL, 0, &nothing), 0);
     dlfs_channel_config config = bounded(service, memory);
     config.share = nothing; /* so that every batch is copied */
     struct connection one = connect_with(service, &config, 0);
@@ -167,7 +167,7 @@ static void users_are_bounded(struct service *service)
     dlfs_share *shares[2];
     struct connection clients[2];
     uint32_t counts[2];
-    CHECK_EQ(dlfs_share_create(LIMIT, &user), 0);
+    CHECK_EQ(dlfs_share_create_within(NULL, LIMIT, &user), 0);
     for (uint32_t i = 0; i < 2; i++) {
         CHECK_EQ(dlfs_share_create_within(user, LIMIT, &shares[i]), 0);
         dlfs_channel_config config = bounded(service, shares[i]);
@@ -177,7 +177,7 @@ static void users_are_bounded(struct service *service)
         counts[i] = take_all(clients[i].client, batches[i]);
     }
     CHECK(counts[0] > counts[1]);
-    CHECK(dlfs_share_pinned_bytes(user) <= LIMIT);
+    CHECK(share_bytes(user) <= LIMIT);
     dlfs_share_allow(user, 2 * LIMIT);
     dlfs_batch *more;
     CHECK_EQ(dlfs_client_read(clients[1].client, repeated, REPEATS, &more), 0);
@@ -188,10 +188,10 @@ static void users_are_bounded(struct service *service)
         }
         dlfs_client_destroy(clients[i].client);
         dlfs_channel_destroy(clients[i].channel);
-        CHECK_EQ(dlfs_share_pinned_bytes(shares[i]), 0);
+        CHECK_EQ(share_bytes(shares[i]), 0);
         dlfs_share_destroy(shares[i]);
     }
-    CHECK_EQ(dlfs_share_pinned_bytes(user), 0);
+    CHECK_EQ(share_bytes(user), 0);
     dlfs_share_destroy(user);
 }
 

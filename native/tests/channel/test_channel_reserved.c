@@ -42,14 +42,14 @@ static void start(struct node *node, double reservations)
     for (uint32_t i = 0; i < DATASETS; i++) {
         node->readers[i] = reader_in(&node->datasets[i], node->arena, 2);
     }
-    CHECK_EQ(dlfs_share_create(UINT64_C(1) << 40, &node->share), 0);
+    CHECK_EQ(dlfs_share_create_within(NULL, UINT64_C(1) << 40, &node->share), 0);
     CHECK_EQ(dlfs_reader_arena(node->readers[0], &descriptor, &bytes), 0);
     CHECK_EQ(dlfs_arena_view_map(descriptor, bytes, &node->view), 0);
 }
 
 static void stop(struct node *node)
 {
-    CHECK_EQ(dlfs_share_pinned_bytes(node->share), 0);
+    CHECK_EQ(share_bytes(node->share), 0);
     CHECK_EQ(node->arena->reserved, 0);
     for (uint32_t i = 0; i < DATASETS; i++) {
         CHECK_EQ(dlfs_reader_destroy(node->readers[i]), 0);

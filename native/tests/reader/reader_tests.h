@@ -236,7 +236,7 @@ static inline void empty_cache(dlfs_reader *reader)
 {
     pthread_mutex_lock(&reader->arena->lock);
     while (reader->cache.idle.count > 0) {
-        arena_evict_cached(reader, reader->cache.idle.first);
+        arena_evict(reader, reader->cache.idle.first);
     }
     CHECK_EQ(reader->cache.slots, 0);
     CHECK_EQ(reader->cache.count, 0);

@@ -298,7 +298,7 @@ static void a_channel_ends_quickly(void)
     uint64_t bytes;
     gate_dataset(&service.dataset, &gate);
     service.reader = narrow_reader(&service.dataset, LONG_MS);
-    CHECK_EQ(dlfs_share_create(1 << 20, &service.share), 0);
+    CHECK_EQ(dlfs_share_create_within(NULL, 1 << 20, &service.share), 0);
     CHECK_EQ(dlfs_reader_arena(service.reader, &descriptor, &bytes), 0);
     CHECK_EQ(dlfs_arena_view_map(descriptor, bytes, &service.arena), 0);
     struct connection connection = connect_to(&service);

@@ -60,7 +60,7 @@ static void many_threads(uint64_t memory_bytes)
         CHECK_EQ(pthread_join(threads[i], NULL), 0);
     }
     for (const struct fetch *idle = reader->idle_fetches; idle != NULL; idle = idle->next) {
-        CHECK_EQ(idle->bytes_in_flight[0], 0);
+        CHECK_EQ(idle->members[0].bytes_in_flight, 0);
     }
     dlfs_reader_stats stats;
     dlfs_reader_get_stats(reader, &stats);
@@ -459,13 +459,13 @@ static void bytes_in_flight_are_bounded(void)
     dataset_create(&dataset, NULL);
     dlfs_reader *reader = reader_over(&dataset, 1 << 20, 0);
     CHECK_EQ(reader_take_fetch(reader, &fetch), 0);
-    CHECK_EQ(fetch_prepare(fetch, NULL), 0);
+    CHECK_EQ(fetch_prepare(fetch, 0, NULL), 0);
     CHECK(member_has_room(fetch, 0));
-    fetch->bytes_in_flight[0] = IN_FLIGHT_BYTES_MAX - 1;
+    fetch->members[0].bytes_in_flight = IN_FLIGHT_BYTES_MAX - 1;
     CHECK(member_has_room(fetch, 0));
-    fetch->bytes_in_flight[0] = IN_FLIGHT_BYTES_MAX;
+    fetch->members[0].bytes_in_flight = IN_FLIGHT_BYTES_MAX;
     CHECK(!member_has_room(fetch, 0));
-    fetch->bytes_in_flight[0] = 0;
+    fetch->members[0].bytes_in_flight = 0;
     reader_return_fetch(reader, fetch);
     CHECK_EQ(dlfs_reader_destroy(reader), 0);
     dataset_destroy(&dataset);
