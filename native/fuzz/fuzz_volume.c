@@ -33,15 +33,15 @@ static void check_records(const struct volume_catalog *catalog, const uint8_t *b
     for (uint32_t i = 0; i < catalog->count; i++) {
         const struct volume_record *record = &catalog->records[i];
         if (record->name < bytes ||
-            record->name + record->name_bytes > bytes + superblock->catalog_bytes) {
+            record->name + record->row->name_bytes > bytes + superblock->catalog_bytes) {
             abort();
         }
-        crc32c = dlfs_crc32c(crc32c, record->name, record->name_bytes);
-        crc32c = dlfs_crc32c(crc32c, record->uuid, 16);
-        for (uint32_t k = 0; k < record->data_run_count; k++) {
+        crc32c = dlfs_crc32c(crc32c, record->name, record->row->name_bytes);
+        crc32c = dlfs_crc32c(crc32c, record->row->uuid, 16);
+        for (uint32_t k = 0; k < record->row->data_run_count; k++) {
             check_run(&record->data_runs[k], superblock);
         }
-        for (uint32_t k = 0; k < record->directory_run_count; k++) {
+        for (uint32_t k = 0; k < record->row->directory_run_count; k++) {
             check_run(&record->directory_runs[k], superblock);
         }
     }

@@ -5,6 +5,8 @@
 #include "volume/candidate.h"
 
 #include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
 
 /* The reading of a candidate's superblocks. */
 struct identifying {
@@ -53,22 +55,31 @@ static void note_unknown(struct candidate *candidate, uint64_t offset_bytes, con
     }
 }
 
+void candidate_refuse(struct candidate *candidate, int code, const char *form, ...)
+{
+    va_list arguments;
+    candidate->code = code;
+    va_start(arguments, form);
+    (void)vsnprintf(candidate->reason, REASON_BYTES, form, arguments);
+    va_end(arguments);
+}
+
 /* Sets the reason why the copy at an offset is not valid. */
 static void refuse_copy(struct candidate *candidate, uint64_t offset_bytes, const uint8_t *block,
                         int code)
 {
     uint32_t draft;
-    candidate->code = code;
     if (code == -EPROTONOSUPPORT && volume_superblock_is_other_draft(block, &draft)) {
-        volume_message(candidate->reason, REASON_BYTES,
-                       "open %s: read a superblock at byte %llu: expected draft %u of the format, "
-                       "got %u: this volume was made by another state of development of DLFS: "
-                       "import it again",
-                       candidate->name, wide(offset_bytes), VOLUME_DRAFT, draft);
+        candidate_refuse(
+            candidate, code,
+            "open %s: read a superblock at byte %llu: expected draft %u of the format, "
+            "got %u: this volume was made by another state of development of DLFS: "
+            "import it again",
+            candidate->name, wide(offset_bytes), VOLUME_DRAFT, draft);
         return;
     }
-    volume_message(candidate->reason, REASON_BYTES, "open %s: read a superblock at byte %llu: %s",
-                   candidate->name, wide(offset_bytes), dlfs_strerror(code));
+    candidate_refuse(candidate, code, "open %s: read a superblock at byte %llu: %s",
+                     candidate->name, wide(offset_bytes), dlfs_strerror(code));
 }
 
 /* Takes the copy at an offset if it is valid and newer than the one taken before. */
@@ -97,7 +108,6 @@ static void take_copy(struct candidate *candidate, const struct identifying *ide
     candidate->code = 0;
     if (found.generation > candidate->superblock.generation) {
         candidate->superblock = found;
-        memcpy(candidate->block, block, sizeof block);
     }
 }
 
@@ -109,23 +119,22 @@ static void check_device(struct candidate *candidate)
     const struct volume_superblock *sb = &candidate->superblock;
     bool is_none = candidate->code == DLFS_E_FORMAT || candidate->code == DLFS_E_TRUNCATED;
     if (is_none && !candidate->has_magic) {
-        candidate->code = DLFS_E_FORMAT;
-        volume_message(candidate->reason, REASON_BYTES,
-                       "open %s: this is no DLFS volume: expected a superblock at its head or its "
-                       "tail, got none in %llu bytes",
-                       candidate->name, wide(size_bytes));
+        candidate_refuse(
+            candidate, DLFS_E_FORMAT,
+            "open %s: this is no DLFS volume: expected a superblock at its head or its "
+            "tail, got none in %llu bytes",
+            candidate->name, wide(size_bytes));
     }
     if (candidate->code == 0 && sb->member_bytes > size_bytes) {
-        candidate->code = DLFS_E_TRUNCATED;
-        volume_message(candidate->reason, REASON_BYTES,
-                       "open %s: expected a member of %llu bytes, got a device of %llu",
-                       candidate->name, wide(sb->member_bytes), wide(size_bytes));
+        candidate_refuse(candidate, DLFS_E_TRUNCATED,
+                         "open %s: expected a member of %llu bytes, got a device of %llu",
+                         candidate->name, wide(sb->member_bytes), wide(size_bytes));
     }
     if (candidate->code == 0 && sb->block_bytes % device_block_bytes != 0) {
-        candidate->code = -EINVAL;
-        volume_message(candidate->reason, REASON_BYTES,
-                       "open %s: expected a device whose blocks make up blocks of %u bytes, got %u",
-                       candidate->name, sb->block_bytes, device_block_bytes);
+        candidate_refuse(
+            candidate, -EINVAL,
+            "open %s: expected a device whose blocks make up blocks of %u bytes, got %u",
+            candidate->name, sb->block_bytes, device_block_bytes);
     }
 }
 
@@ -136,9 +145,8 @@ void candidate_identify(struct candidate *candidate, struct volume_limit *limit,
     int code = volume_source_open(&source, candidate->device, 1, READ_MEMORY_BYTES,
                                   volume_limit_device_ns(limit, shares));
     if (code < 0) {
-        candidate->code = code;
-        volume_message(candidate->reason, REASON_BYTES, "open %s: make a queue pair: %s",
-                       candidate->name, dlfs_strerror(code));
+        candidate_refuse(candidate, code, "open %s: make a queue pair: %s", candidate->name,
+                         dlfs_strerror(code));
         return;
     }
     uint64_t size_bytes = dlfs_device_size_bytes(candidate->device);

@@ -19,7 +19,6 @@ struct candidate {
     uint64_t unknown_offset_bytes;
     uint8_t unknown_volume_uuid[VOLUME_UUID_BYTES];
     struct volume_superblock superblock;
-    uint8_t block[VOLUME_SUPERBLOCK_BYTES];
 };
 
 /*
@@ -27,6 +26,10 @@ struct candidate {
  * shares of the time left for each; if it does not answer, its code is DLFS_E_TIMEOUT.
  */
 void candidate_identify(struct candidate *candidate, struct volume_limit *limit, uint32_t shares);
+
+/* Sets why a device is not used. */
+__attribute__((format(printf, 3, 4))) void candidate_refuse(struct candidate *candidate, int code,
+                                                            const char *form, ...);
 
 static inline unsigned long long wide(uint64_t value)
 {

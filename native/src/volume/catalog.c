@@ -1,7 +1,8 @@
 /*
  * The catalog: the datasets of a volume and their locations (FORMAT.md, section 4), with the rule
  * that every chunk has one owner, or belongs to the data of several datasets. Its cost is that of
- * sorting the runs, whose number is limited first.
+ * sorting the runs, whose number is limited first. It is read here for C programs;
+ * dlfs/format/catalog.py also edits and writes it, and its errors name the record that is wrong.
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -19,40 +20,21 @@
 
 enum record_state { SEALED, UNFINISHED, STATES };
 
-/* Offsets of fields in the header. */
-enum {
-    AT_HEADER_BYTES = 8,
-    AT_VOLUME_UUID = 16,
-    AT_GENERATION = 32,
-    AT_CATALOG_BYTES = 40,
-    AT_RECORD_COUNT = 48,
-    AT_FREE_RUN_COUNT = 52,
-    AT_RUN_COUNT = 56,
-    AT_TEXT_BYTES = 60,
+/* The header (FORMAT.md, section 4.1). */
+struct header {
+    uint8_t magic[8];
+    uint32_t header_bytes;
+    uint32_t reserved;
+    uint8_t volume_uuid[VOLUME_UUID_BYTES];
+    uint64_t generation;
+    uint64_t catalog_bytes;
+    uint32_t record_count;
+    uint32_t free_run_count;
+    uint32_t run_count;
+    uint32_t text_bytes;
 };
 
-/* Offsets of fields in a row of the table. */
-enum {
-    AT_UUID = 0,
-    AT_VERSION = 16,
-    AT_STATE = 20,
-    AT_LAYOUT = 22,
-    AT_CREATED = 24,
-    AT_SAMPLE_COUNT = 32,
-    AT_SAMPLE_BYTES = 40,
-    AT_DATA_BYTES = 56,
-    AT_ENTRIES_BYTES = 64,
-    AT_NAMES_BYTES = 72,
-    AT_ATTRIBUTES_ADDRESS = 80,
-    AT_ATTRIBUTES_BYTES = 88,
-    AT_ATTRIBUTES_HEAD_BYTES = 96,
-    AT_DATA_RUN_COUNT = 104,
-    AT_DIRECTORY_RUN_COUNT = 108,
-    AT_JOURNAL_RUN_COUNT = 112,
-    AT_NAME_BYTES = 116,
-    AT_TAGS_BYTES = 118,
-    AT_JOURNAL_BYTES = 120,
-};
+_Static_assert(sizeof(struct header) == VOLUME_CATALOG_HEADER_BYTES, "as in FORMAT.md");
 
 #define RUNS_MAX (VOLUME_RUNS_MAX + VOLUME_CATALOG_RUNS_MAX)
 
@@ -65,9 +47,9 @@ struct owned_run {
 
 /* The state of decoding a catalog. */
 struct parser {
-    const uint8_t *bytes;
-    const uint8_t *row;     /* of the next record */
-    const uint8_t *row_end; /* end of the table */
+    const struct header *header;
+    const struct volume_row *row; /* of the next record */
+    const struct volume_row *row_end;
     const dlfs_extent *run; /* of the next record */
     const dlfs_extent *runs_end;
     const uint8_t *text; /* of the next record */
@@ -153,24 +135,26 @@ static bool check_name(const uint8_t *name, uint32_t bytes)
 static bool check_directory(const struct volume_record *record, uint32_t chunk_bytes)
 {
     const uint32_t block = DLFS_DIRECTORY_BLOCK_BYTES;
-    if (record->entries_bytes < block || record->entries_bytes > DLFS_ADDRESS_MAX ||
-        record->names_bytes < block || record->names_bytes > DLFS_ADDRESS_MAX ||
-        record->entries_bytes % block != 0 || record->names_bytes % block != 0 ||
-        record->sample_count > record->entries_bytes / sizeof(dlfs_location)) {
+    const struct volume_row *row = record->row;
+    if (row->entries_bytes < block || row->entries_bytes > DLFS_ADDRESS_MAX ||
+        row->names_bytes < block || row->names_bytes > DLFS_ADDRESS_MAX ||
+        row->entries_bytes % block != 0 || row->names_bytes % block != 0 ||
+        row->sample_count > row->entries_bytes / sizeof(dlfs_location)) {
         return false;
     }
-    uint64_t segment_bytes = record->entries_bytes + record->names_bytes;
+    uint64_t segment_bytes = row->entries_bytes + row->names_bytes;
     return (segment_bytes + chunk_bytes - 1) / chunk_bytes ==
-           chunks_of(record->directory_runs, record->directory_run_count);
+           chunks_of(record->directory_runs, row->directory_run_count);
 }
 
 /* Returns true if there is no attribute segment, or if it fills the last chunks of the data. */
-static bool check_attributes(const uint8_t *row, uint64_t data_bytes, uint32_t chunk_bytes)
+static bool check_attributes(const struct volume_row *row, uint64_t data_bytes,
+                             uint32_t chunk_bytes)
 {
     const uint32_t block = DLFS_DIRECTORY_BLOCK_BYTES;
-    uint64_t address = volume_u64(row + AT_ATTRIBUTES_ADDRESS);
-    uint64_t bytes = volume_u64(row + AT_ATTRIBUTES_BYTES);
-    uint64_t head = volume_u64(row + AT_ATTRIBUTES_HEAD_BYTES);
+    uint64_t address = row->attributes_address;
+    uint64_t bytes = row->attributes_bytes;
+    uint64_t head = row->attributes_head_bytes;
     if (bytes == 0) {
         return address == 0 && head == 0;
     }
@@ -182,24 +166,23 @@ static bool check_attributes(const uint8_t *row, uint64_t data_bytes, uint32_t c
 }
 
 /* Checks what only a sealed record has; its version is at least 1, and it has no journal. */
-static bool check_sealed(const struct volume_record *record, const uint8_t *row,
-                         uint32_t chunk_bytes)
+static bool check_sealed(const struct volume_record *record, uint32_t chunk_bytes)
 {
-    return record->version >= 1 && volume_u32(row + AT_JOURNAL_RUN_COUNT) == 0 &&
-           volume_u64(row + AT_JOURNAL_BYTES) == 0 && check_directory(record, chunk_bytes) &&
-           check_attributes(row, record->data_bytes, chunk_bytes);
+    const struct volume_row *row = record->row;
+    return row->version >= 1 && row->journal_run_count == 0 && row->journal_bytes == 0 &&
+           check_directory(record, chunk_bytes) &&
+           check_attributes(row, row->data_bytes, chunk_bytes);
 }
 
 /* Checks what only an unfinished record has: a journal, and neither version nor directory. */
-static bool check_unfinished(const struct volume_record *record, const uint8_t *row,
-                             uint64_t journal_chunks, uint32_t chunk_bytes)
+static bool check_unfinished(const struct volume_row *row, uint64_t journal_chunks,
+                             uint32_t chunk_bytes)
 {
-    uint64_t journal_bytes = volume_u64(row + AT_JOURNAL_BYTES);
-    return record->version == 0 && record->directory_run_count == 0 && record->entries_bytes == 0 &&
-           record->names_bytes == 0 && record->sample_count <= SAMPLES_MAX &&
-           volume_u64(row + AT_ATTRIBUTES_BYTES) == 0 && check_attributes(row, 0, chunk_bytes) &&
-           journal_bytes <= DLFS_ADDRESS_MAX &&
-           (journal_bytes + chunk_bytes - 1) / chunk_bytes <= journal_chunks;
+    return row->version == 0 && row->directory_run_count == 0 && row->entries_bytes == 0 &&
+           row->names_bytes == 0 && row->sample_count <= SAMPLES_MAX &&
+           row->attributes_bytes == 0 && check_attributes(row, 0, chunk_bytes) &&
+           row->journal_bytes <= DLFS_ADDRESS_MAX &&
+           (row->journal_bytes + chunk_bytes - 1) / chunk_bytes <= journal_chunks;
 }
 
 static int compare_runs(const void *a, const void *b)
@@ -229,75 +212,51 @@ static bool check_own_data(struct owned_run *runs, uint32_t count)
 }
 
 /* Takes the name and the tagged values of a record; returns false if they are malformed. */
-static bool take_text(struct parser *parser, const uint8_t *row, struct volume_record *record)
+static bool take_text(struct parser *parser, struct volume_record *record)
 {
-    uint32_t name_bytes = volume_u16(row + AT_NAME_BYTES);
-    uint32_t tags_bytes = volume_u16(row + AT_TAGS_BYTES);
+    uint32_t name_bytes = record->row->name_bytes;
+    uint32_t tags_bytes = record->row->tags_bytes;
     if ((size_t)name_bytes + tags_bytes > (size_t)(parser->text_end - parser->text)) {
         return false;
     }
     record->name = parser->text;
-    record->name_bytes = name_bytes;
     parser->text += name_bytes + tags_bytes;
     return check_name(record->name, name_bytes) &&
            check_tags(record->name + name_bytes, tags_bytes);
 }
 
 /* Parses the next record. */
-static bool parse_record(struct parser *parser, struct volume_record *record, bool *is_sealed)
+static bool parse_record(struct parser *parser, struct volume_record *record)
 {
-    const uint8_t *row = parser->row;
+    const struct volume_row *row = parser->row++;
     uint32_t chunk_bytes = parser->superblock->chunk_bytes;
-    uint32_t state = volume_u16(row + AT_STATE);
-    uint32_t data_count = volume_u32(row + AT_DATA_RUN_COUNT);
-    uint32_t directory_count = volume_u32(row + AT_DIRECTORY_RUN_COUNT);
-    uint32_t journal_count = volume_u32(row + AT_JOURNAL_RUN_COUNT);
-    parser->row += VOLUME_RECORD_BYTES;
-    if (state >= STATES || volume_u16(row + AT_LAYOUT) >= LAYOUTS ||
-        volume_u64(row + AT_CREATED) > VOLUME_NUMBER_MAX) {
+    if (row->state >= STATES || row->layout >= LAYOUTS || row->created > VOLUME_NUMBER_MAX) {
         return false;
     }
     struct owned_run *data = parser->runs + parser->run_count;
-    const dlfs_extent *data_runs = take_runs(parser, data_count, true);
-    if (data_runs == NULL || !check_own_data(data, data_count)) {
+    *record = (struct volume_record){.row = row};
+    record->data_runs = take_runs(parser, row->data_run_count, true);
+    if (record->data_runs == NULL || !check_own_data(data, row->data_run_count)) {
         return false;
     }
-    const dlfs_extent *directory_runs = take_runs(parser, directory_count, false);
-    const dlfs_extent *journal_runs = take_runs(parser, journal_count, false);
-    if (directory_runs == NULL || journal_runs == NULL) {
+    record->directory_runs = take_runs(parser, row->directory_run_count, false);
+    const dlfs_extent *journal_runs = take_runs(parser, row->journal_run_count, false);
+    if (record->directory_runs == NULL || journal_runs == NULL) {
         return false;
     }
-    *record = (struct volume_record){
-        .version = volume_u32(row + AT_VERSION),
-        .uuid = row + AT_UUID,
-        .sample_count = volume_u64(row + AT_SAMPLE_COUNT),
-        .sample_bytes = volume_u64(row + AT_SAMPLE_BYTES),
-        .data_bytes = volume_u64(row + AT_DATA_BYTES),
-        .entries_bytes = volume_u64(row + AT_ENTRIES_BYTES),
-        .names_bytes = volume_u64(row + AT_NAMES_BYTES),
-        .data_runs = data_runs,
-        .directory_runs = directory_runs,
-        .data_run_count = data_count,
-        .directory_run_count = directory_count,
-    };
-    *is_sealed = state == SEALED;
-    return take_text(parser, row, record) && record->data_bytes <= DLFS_ADDRESS_MAX &&
-           record->sample_bytes <= record->data_bytes && record->data_bytes % chunk_bytes == 0 &&
-           record->data_bytes / chunk_bytes == chunks_of(data_runs, data_count) &&
-           (*is_sealed ? check_sealed(record, row, chunk_bytes)
-                       : check_unfinished(record, row, chunks_of(journal_runs, journal_count),
-                                          chunk_bytes));
+    uint64_t journal_chunks = chunks_of(journal_runs, row->journal_run_count);
+    return take_text(parser, record) && row->data_bytes <= DLFS_ADDRESS_MAX &&
+           row->sample_bytes <= row->data_bytes && row->data_bytes % chunk_bytes == 0 &&
+           row->data_bytes / chunk_bytes == chunks_of(record->data_runs, row->data_run_count) &&
+           (row->state == SEALED ? check_sealed(record, chunk_bytes)
+                                 : check_unfinished(row, journal_chunks, chunk_bytes));
 }
 
 /* Returns true if a record comes before another, by (name, version). */
 static bool rises(const struct volume_record *a, const struct volume_record *b)
 {
-    uint32_t both = a->name_bytes < b->name_bytes ? a->name_bytes : b->name_bytes;
-    int order = memcmp(a->name, b->name, both);
-    if (order == 0 && a->name_bytes == b->name_bytes) {
-        return a->version < b->version;
-    }
-    return order < 0 || (order == 0 && a->name_bytes < b->name_bytes);
+    int order = dlfs_compare_paths(a->name, a->row->name_bytes, b->name, b->row->name_bytes);
+    return order < 0 || (order == 0 && a->row->version < b->row->version);
 }
 
 static bool parse_free_runs(struct parser *parser)
@@ -355,28 +314,29 @@ static bool check_owners(struct parser *parser)
 /* Checks the header, and finds the parts of the catalog, whose lengths add up to its length. */
 static bool parse_header(struct parser *parser)
 {
-    const uint8_t *bytes = parser->bytes;
+    const struct header *header = parser->header;
+    const uint8_t *bytes = (const uint8_t *)header;
     const struct volume_superblock *superblock = parser->superblock;
-    uint64_t records = volume_u32(bytes + AT_RECORD_COUNT);
-    uint64_t runs = volume_u32(bytes + AT_RUN_COUNT);
-    uint64_t free_runs = volume_u32(bytes + AT_FREE_RUN_COUNT);
-    uint64_t runs_at = VOLUME_CATALOG_HEADER_BYTES + records * VOLUME_RECORD_BYTES;
+    uint64_t records = header->record_count;
+    uint64_t runs = header->run_count;
+    uint64_t free_runs = header->free_run_count;
+    uint64_t runs_at = sizeof *header + records * sizeof(struct volume_row);
     uint64_t text_at = runs_at + (runs + free_runs) * sizeof(dlfs_extent);
-    if (memcmp(bytes, MAGIC, sizeof MAGIC - 1) != 0 ||
-        volume_u32(bytes + AT_HEADER_BYTES) != VOLUME_CATALOG_HEADER_BYTES ||
-        memcmp(bytes + AT_VOLUME_UUID, superblock->volume_uuid, 16) != 0 ||
-        volume_u64(bytes + AT_GENERATION) != superblock->generation ||
-        volume_u64(bytes + AT_CATALOG_BYTES) != superblock->catalog_bytes ||
-        records > VOLUME_DATASETS_MAX || runs + free_runs > VOLUME_RUNS_MAX ||
-        text_at + volume_u32(bytes + AT_TEXT_BYTES) != superblock->catalog_bytes) {
+    if (memcmp(header->magic, MAGIC, sizeof header->magic) != 0 ||
+        header->header_bytes != sizeof *header ||
+        memcmp(header->volume_uuid, superblock->volume_uuid, VOLUME_UUID_BYTES) != 0 ||
+        header->generation != superblock->generation ||
+        header->catalog_bytes != superblock->catalog_bytes || records > VOLUME_DATASETS_MAX ||
+        runs + free_runs > VOLUME_RUNS_MAX ||
+        text_at + header->text_bytes != superblock->catalog_bytes) {
         return false;
     }
-    parser->row = bytes + VOLUME_CATALOG_HEADER_BYTES;
-    parser->row_end = bytes + runs_at;
+    parser->row = (const struct volume_row *)(const void *)(header + 1);
+    parser->row_end = parser->row + records;
     parser->run = (const dlfs_extent *)(const void *)parser->row_end;
     parser->runs_end = parser->run + runs;
     parser->free_runs = parser->runs_end;
-    parser->free_run_count = (uint32_t)free_runs;
+    parser->free_run_count = header->free_run_count;
     parser->text = bytes + text_at;
     parser->text_end = bytes + superblock->catalog_bytes;
     return true;
@@ -388,13 +348,12 @@ static bool parse_all(struct parser *parser, struct volume_catalog *catalog)
     struct volume_record previous = {.name = NULL};
     while (parser->row < parser->row_end) {
         struct volume_record record;
-        bool is_sealed;
-        if (!parse_record(parser, &record, &is_sealed) ||
+        if (!parse_record(parser, &record) ||
             (previous.name != NULL && !rises(&previous, &record))) {
             return false;
         }
         previous = record;
-        if (is_sealed) {
+        if (record.row->state == SEALED) {
             catalog->records[catalog->count++] = record;
         }
     }
@@ -415,15 +374,15 @@ int volume_catalog_decode(const uint8_t *bytes, const struct volume_superblock *
     if (dlfs_crc32c(0, bytes, size) != superblock->catalog_crc32c) {
         return DLFS_E_CHECKSUM;
     }
-    struct parser parser = {.bytes = bytes, .superblock = superblock};
+    const struct header *header = (const struct header *)(const void *)bytes;
+    struct parser parser = {.header = header, .superblock = superblock};
     if (!parse_header(&parser)) {
         return DLFS_E_FORMAT;
     }
     int code = -ENOMEM;
     struct volume_catalog catalog = {.count = 0};
-    size_t records = volume_u32(bytes + AT_RECORD_COUNT);
     parser.runs = malloc(RUNS_MAX * sizeof *parser.runs);
-    catalog.records = calloc(records + 1, sizeof *catalog.records);
+    catalog.records = calloc((size_t)header->record_count + 1, sizeof *catalog.records);
     if (parser.runs == NULL || catalog.records == NULL) {
         goto failed;
     }

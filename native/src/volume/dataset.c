@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "device/device.h"
@@ -41,16 +42,16 @@ struct dlfs_dataset {
 static int check_blocks(const dlfs_directory *directory, const uint8_t *entries,
                         const struct volume_record *record, uint64_t *position)
 {
-    const uint8_t *names = entries + record->entries_bytes;
+    const uint8_t *names = entries + record->row->entries_bytes;
     uint64_t bad_block = 0;
-    int code = dlfs_directory_verify(directory, 0, entries, record->entries_bytes, &bad_block);
+    int code = dlfs_directory_verify(directory, 0, entries, record->row->entries_bytes, &bad_block);
     *position = bad_block * DLFS_DIRECTORY_BLOCK_BYTES;
     if (code < 0) {
         return code;
     }
     bad_block = 0;
-    code = dlfs_directory_verify(directory, 1, names, record->names_bytes, &bad_block);
-    *position = record->entries_bytes + bad_block * DLFS_DIRECTORY_BLOCK_BYTES;
+    code = dlfs_directory_verify(directory, 1, names, record->row->names_bytes, &bad_block);
+    *position = record->row->entries_bytes + bad_block * DLFS_DIRECTORY_BLOCK_BYTES;
     return code;
 }
 
@@ -62,25 +63,25 @@ static int check_segment(dlfs_dataset *dataset, uint64_t *position)
 {
     const struct volume_record *record = dataset->record;
     const uint8_t *entries = dataset->segment;
-    const uint8_t *names = entries + record->entries_bytes;
+    const uint8_t *names = entries + record->row->entries_bytes;
     dlfs_directory *directory;
     *position = 0;
-    int code = dlfs_directory_open(entries, record->entries_bytes, &directory);
+    int code = dlfs_directory_open(entries, record->row->entries_bytes, &directory);
     if (code < 0) {
         return code;
     }
     const dlfs_directory_header *header = dataset->segment;
     code = DLFS_E_FORMAT;
-    if (memcmp(header->dataset_uuid, record->uuid, sizeof header->dataset_uuid) != 0 ||
-        dlfs_directory_count(directory) != record->sample_count ||
-        dlfs_directory_data_bytes(directory) != record->data_bytes ||
+    if (memcmp(header->dataset_uuid, record->row->uuid, sizeof header->dataset_uuid) != 0 ||
+        dlfs_directory_count(directory) != record->row->sample_count ||
+        dlfs_directory_data_bytes(directory) != record->row->data_bytes ||
         dlfs_directory_chunk_bytes(directory) != dataset->volume->superblock.chunk_bytes ||
-        dlfs_directory_names_bytes(directory) != record->names_bytes) {
+        dlfs_directory_names_bytes(directory) != record->row->names_bytes) {
         goto failed;
     }
     code = check_blocks(directory, entries, record, position);
     if (code >= 0) {
-        code = dlfs_directory_attach_names(directory, names, record->names_bytes);
+        code = dlfs_directory_attach_names(directory, names, record->row->names_bytes);
     }
     if (code < 0) {
         goto failed;
@@ -97,9 +98,10 @@ static int load_directory(dlfs_dataset *dataset, struct volume_location *bad)
 {
     const struct volume_superblock *sb = &dataset->volume->superblock;
     const struct volume_record *record = dataset->record;
-    uint64_t segment_bytes = record->entries_bytes + record->names_bytes;
+    uint64_t segment_bytes = record->row->entries_bytes + record->row->names_bytes;
     uint64_t chunks = (segment_bytes + sb->chunk_bytes - 1) / sb->chunk_bytes;
-    const struct volume_space space = {record->directory_runs, record->directory_run_count, chunks};
+    const struct volume_space space = {record->directory_runs, record->row->directory_run_count,
+                                       chunks};
     uint64_t position;
     struct volume_limit limit = volume_limit_begin();
     *bad = volume_locate(dataset->volume, &space, 0);
@@ -150,7 +152,7 @@ static int make_reader(dlfs_dataset *dataset, const dlfs_open_options *options)
         .depth = options->depth ? options->depth : DEPTH_DEFAULT,
         .data_offset_bytes = sb->data_offset_bytes,
         .extents = record->data_runs,
-        .extent_count = record->data_run_count,
+        .extent_count = record->row->data_run_count,
         .directory = dataset->directory,
         .memory_bytes = memory_bytes > least_bytes ? memory_bytes : least_bytes,
         .gap_bytes = GAP_BYTES,
@@ -172,8 +174,8 @@ static const struct volume_record *find_record(const dlfs_volume *volume, const 
     size_t name_bytes = strlen(name);
     for (uint32_t i = 0; i < volume->catalog.count; i++) {
         const struct volume_record *record = &volume->catalog.records[i];
-        if (record->name_bytes == name_bytes && memcmp(record->name, name, name_bytes) == 0 &&
-            (version == 0 || record->version == version)) {
+        if (record->row->name_bytes == name_bytes && memcmp(record->name, name, name_bytes) == 0 &&
+            (version == 0 || record->row->version == version)) {
             found = record; /* versions rise */
         }
     }
@@ -200,12 +202,10 @@ static int say_no_dataset(const char *name, uint32_t version, char *message, uin
     char shown[SHOWN_BYTES];
     (void)uri_show(name, strnlen(name, SHOWN_BYTES), shown, sizeof shown);
     if (version) {
-        volume_message(message, message_bytes, "there is no dataset '%s' version %u", shown,
-                       version);
-    } else {
-        volume_message(message, message_bytes, "there is no dataset '%s'", shown);
+        return volume_fail(message, message_bytes, DLFS_E_NOT_FOUND,
+                           "there is no dataset '%s' version %u", shown, version);
     }
-    return DLFS_E_NOT_FOUND;
+    return volume_fail(message, message_bytes, DLFS_E_NOT_FOUND, "there is no dataset '%s'", shown);
 }
 
 /* Fills in a dataset whose volume and record are set. */
@@ -215,19 +215,20 @@ static int load(dlfs_dataset *dataset, const dlfs_open_options *options, char *m
     const struct volume_record *record = dataset->record;
     char shown[SHOWN_BYTES];
     struct volume_location bad;
-    (void)uri_show((const char *)record->name, record->name_bytes, shown, sizeof shown);
+    (void)uri_show((const char *)record->name, record->row->name_bytes, shown, sizeof shown);
     int code = load_directory(dataset, &bad);
     if (code < 0) {
-        volume_message(message, message_bytes,
-                       "read the directory of dataset '%s' version %u: %s at byte %llu: %s", shown,
-                       record->version, volume_member_name(dataset->volume, bad.member).text,
-                       (unsigned long long)bad.offset_bytes, dlfs_strerror(code));
-        return code;
+        return volume_fail(message, message_bytes, code,
+                           "read the directory of dataset '%s' version %u: %s at byte %llu: %s",
+                           shown, record->row->version,
+                           volume_member_name(dataset->volume, bad.member).text,
+                           (unsigned long long)bad.offset_bytes, dlfs_strerror(code));
     }
     code = make_reader(dataset, options);
     if (code < 0) {
-        volume_message(message, message_bytes, "make a reader of dataset '%s' version %u: %s",
-                       shown, record->version, dlfs_strerror(code));
+        (void)volume_fail(message, message_bytes, code,
+                          "make a reader of dataset '%s' version %u: %s", shown,
+                          record->row->version, dlfs_strerror(code));
     }
     return code;
 }
@@ -241,9 +242,8 @@ DLFS_API int dlfs_open(dlfs_volume *volume, const char *name, const dlfs_open_op
     }
     const dlfs_open_options *chosen = options != NULL ? options : &defaults;
     if (chosen->reserved != 0) {
-        volume_message(message, message_bytes, "open a dataset: expected reserved = 0, got %u",
-                       chosen->reserved);
-        return -EINVAL;
+        return volume_fail(message, message_bytes, -EINVAL,
+                           "open a dataset: expected reserved = 0, got %u", chosen->reserved);
     }
     const struct volume_record *record = find_record(volume, name, chosen->version);
     if (record == NULL) {
@@ -255,7 +255,7 @@ DLFS_API int dlfs_open(dlfs_volume *volume, const char *name, const dlfs_open_op
     }
     dataset->volume = volume;
     dataset->record = record;
-    dataset->sample_count = record->sample_count;
+    dataset->sample_count = record->row->sample_count;
     int code = load(dataset, chosen, message, message_bytes);
     if (code < 0) {
         forget(dataset);
@@ -365,25 +365,25 @@ DLFS_API int dlfs_describe_failure(const dlfs_dataset *dataset, const dlfs_failu
         path[path_bytes = 0] = '\0';
     }
     (void)uri_show(path, (size_t)path_bytes, shown_path, sizeof shown_path);
-    (void)uri_show((const char *)record->name, record->name_bytes, shown_name, sizeof shown_name);
-    volume_message(reason, sizeof reason, "%s", dlfs_strerror(failure->code));
+    (void)uri_show((const char *)record->name, record->row->name_bytes, shown_name,
+                   sizeof shown_name);
+    (void)snprintf(reason, sizeof reason, "%s", dlfs_strerror(failure->code));
     if (failure->code == DLFS_E_CHECKSUM) {
-        volume_message(reason, sizeof reason, "expected CRC32C %08x, got %08x",
+        (void)snprintf(reason, sizeof reason, "expected CRC32C %08x, got %08x",
                        failure->crc_expected, failure->crc_got);
     }
     char range[SHOWN_BYTES] = "";
     if (failure->part_length_bytes > 0) {
         uint64_t end = failure->part_offset_bytes + failure->part_length_bytes;
-        volume_message(range, sizeof range, "bytes %llu to %llu of ",
+        (void)snprintf(range, sizeof range, "bytes %llu to %llu of ",
                        (unsigned long long)failure->part_offset_bytes, (unsigned long long)end - 1);
     }
-    volume_message(message, message_bytes,
-                   "sample %llu '%s' of dataset '%s': %s at byte %llu, %s%lld bytes: %s",
-                   (unsigned long long)failure->index, shown_path, shown_name,
-                   volume_member_name(dataset->volume, failure->member).text,
-                   (unsigned long long)failure->offset_bytes, range,
-                   (long long)dlfs_length(dataset, failure->index), reason);
-    return 0;
+    return volume_fail(message, message_bytes, 0,
+                       "sample %llu '%s' of dataset '%s': %s at byte %llu, %s%lld bytes: %s",
+                       (unsigned long long)failure->index, shown_path, shown_name,
+                       volume_member_name(dataset->volume, failure->member).text,
+                       (unsigned long long)failure->offset_bytes, range,
+                       (long long)dlfs_length(dataset, failure->index), reason);
 }
 
 DLFS_API dlfs_reader *dlfs_dataset_reader(dlfs_dataset *dataset)

@@ -1,4 +1,7 @@
-/* Decodes the record of the URIs that the members of a volume have (FORMAT.md, section 3.4). */
+/*
+ * Decodes the record of the URIs that the members of a volume have (FORMAT.md, section 3.4), for C
+ * programs. dlfs/format/locations.py also writes it.
+ */
 #include "volume/volume.h"
 
 #define MAGIC "DLFSLOCN"

@@ -14,13 +14,13 @@ struct volume_name volume_member_name(const dlfs_volume *volume, uint32_t member
     return name;
 }
 
-void volume_message(char *message, uint32_t message_bytes, const char *form, ...)
+int volume_fail(char *message, uint32_t message_bytes, int code, const char *form, ...)
 {
     va_list arguments;
-    if (message == NULL || message_bytes == 0) {
-        return;
+    if (message != NULL && message_bytes > 0) {
+        va_start(arguments, form);
+        (void)vsnprintf(message, message_bytes, form, arguments);
+        va_end(arguments);
     }
-    va_start(arguments, form);
-    (void)vsnprintf(message, message_bytes, form, arguments);
-    va_end(arguments);
+    return code;
 }

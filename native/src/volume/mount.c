@@ -22,16 +22,6 @@
 
 #define LAG_MAX 1u /* generations that a member may lag behind after a crash in a commit */
 
-/*
- * First byte of the fields in which superblocks of one generation may differ: member UUID and
- * number, size, checksum.
- */
-#define MEMBER_FIRST_BYTE 48u
-#define MEMBER_END_BYTE 68u
-#define MEMBER_SIZE_FIRST_BYTE 96u
-#define MEMBER_SIZE_END_BYTE 104u
-#define CRC32C_FIRST_BYTE 4092u
-
 /* The state of mounting a volume. */
 struct mounting {
     struct candidate *candidates; /* [count] */
@@ -47,13 +37,14 @@ struct mounting {
 };
 
 /* Returns true if two superblocks of one generation describe the same volume. */
-static bool agrees(const uint8_t *a, const uint8_t *b)
+static bool agrees(const struct volume_superblock *a, const struct volume_superblock *b)
 {
-    return memcmp(a, b, MEMBER_FIRST_BYTE) == 0 &&
-           memcmp(a + MEMBER_END_BYTE, b + MEMBER_END_BYTE,
-                  MEMBER_SIZE_FIRST_BYTE - MEMBER_END_BYTE) == 0 &&
-           memcmp(a + MEMBER_SIZE_END_BYTE, b + MEMBER_SIZE_END_BYTE,
-                  CRC32C_FIRST_BYTE - MEMBER_SIZE_END_BYTE) == 0;
+    struct volume_superblock other = *b;
+    memcpy(other.member_uuid, a->member_uuid, sizeof other.member_uuid);
+    other.member_number = a->member_number;
+    other.member_bytes = a->member_bytes;
+    other.crc32c = a->crc32c;
+    return memcmp(a, &other, VOLUME_SUPERBLOCK_BYTES) == 0;
 }
 
 /* Compares the sizes that never change; members and groups may differ in an older generation. */
@@ -99,20 +90,17 @@ static void check_age(struct candidate *candidate, const struct volume_superbloc
     const struct volume_superblock *own = &candidate->superblock;
     uint32_t number = number_in(newest, own);
     if (number == newest->member_count) {
-        candidate->code = DLFS_E_FORMAT;
-        volume_message(candidate->reason, REASON_BYTES,
-                       "open %s: it was member %u until generation %llu, and was replaced",
-                       candidate->name, own->member_number, wide(own->generation));
+        candidate_refuse(candidate, DLFS_E_FORMAT,
+                         "open %s: it was member %u until generation %llu, and was replaced",
+                         candidate->name, own->member_number, wide(own->generation));
     } else if (newest->replicas > 1 && own->generation + LAG_MAX < newest->generation) {
-        candidate->code = DLFS_E_FORMAT;
-        volume_message(candidate->reason, REASON_BYTES,
-                       "open %s: it is stale: expected generation %llu, got %llu", candidate->name,
-                       wide(newest->generation), wide(own->generation));
+        candidate_refuse(candidate, DLFS_E_FORMAT,
+                         "open %s: it is stale: expected generation %llu, got %llu",
+                         candidate->name, wide(newest->generation), wide(own->generation));
     } else if (!has_room(newest, own, number)) {
-        candidate->code = DLFS_E_FORMAT;
-        volume_message(candidate->reason, REASON_BYTES,
-                       "open %s: a member of %llu bytes is too small for its group of members",
-                       candidate->name, wide(own->member_bytes));
+        candidate_refuse(candidate, DLFS_E_FORMAT,
+                         "open %s: a member of %llu bytes is too small for its group of members",
+                         candidate->name, wide(own->member_bytes));
     }
 }
 
@@ -123,20 +111,18 @@ static int check_candidate(struct mounting *mounting, uint32_t number)
     const struct volume_superblock *own = &candidate->superblock;
     const struct volume_superblock *newest = &mounting->newest->superblock;
     if (memcmp(own->volume_uuid, newest->volume_uuid, sizeof own->volume_uuid) != 0) {
-        volume_message(mounting->message, mounting->message_bytes,
-                       "open %s: expected a member of the volume of %s, got one of another volume",
-                       candidate->name, mounting->newest->name);
-        return -EINVAL;
+        return volume_fail(
+            mounting->message, mounting->message_bytes, -EINVAL,
+            "open %s: expected a member of the volume of %s, got one of another volume",
+            candidate->name, mounting->newest->name);
     }
     bool behind = own->generation < newest->generation;
-    if (!same_sizes(own, newest) ||
-        (!behind && !agrees(candidate->block, mounting->newest->block))) {
-        volume_message(
-            mounting->message, mounting->message_bytes,
+    if (!same_sizes(own, newest) || (!behind && !agrees(own, newest))) {
+        return volume_fail(
+            mounting->message, mounting->message_bytes, DLFS_E_FORMAT,
             "open %s: its superblock contradicts that of the volume's newest generation, "
             "%llu, on %s",
             candidate->name, wide(newest->generation), mounting->newest->name);
-        return DLFS_E_FORMAT;
     }
     check_age(candidate, newest);
     return 0;
@@ -148,20 +134,20 @@ static int take_member(const struct mounting *mounting, const struct candidate *
 {
     uint32_t number = number_in(&mounting->newest->superblock, &candidate->superblock);
     if (volume->devices[number] != NULL) {
-        volume_message(
-            mounting->message, mounting->message_bytes,
+        return volume_fail(
+            mounting->message, mounting->message_bytes, -EINVAL,
             "open %s: expected each member once, got number %u again: %s is that one too",
             candidate->name, number, volume->names[number]);
-        return -EINVAL;
     }
     volume->devices[number] = candidate->device;
     memcpy(volume->names[number], candidate->name, sizeof candidate->name);
     return 0;
 }
 
-/* Describes which members are missing, and the reason of the first of those that were given. */
-static void describe_missing(const struct mounting *mounting, const dlfs_volume *volume,
-                             const struct candidate *reason)
+/* Describes which members are missing, and the reason of the first of those that were given.
+ * Returns its code. */
+static int describe_missing(const struct mounting *mounting, const dlfs_volume *volume,
+                            const struct candidate *reason)
 {
     const struct volume_superblock *sb = &volume->superblock;
     char numbers[DLFS_MEMBERS_MAX * sizeof ", 63"] = "";
@@ -175,8 +161,9 @@ static void describe_missing(const struct mounting *mounting, const dlfs_volume 
             snprintf(numbers + length, sizeof numbers - length, "%s%u", missing++ ? ", " : "", i);
         length += (size_t)written;
     }
-    volume_message(
+    return volume_fail(
         mounting->message, mounting->message_bytes,
+        reason != NULL ? reason->code : DLFS_E_NOT_FOUND,
         "expected %u members, in %u copies, got %u that can be read; missing: number %s%s%s",
         sb->member_count, sb->replicas, sb->member_count - missing, numbers,
         reason != NULL ? ": " : "", reason != NULL ? reason->reason : "");
@@ -208,8 +195,7 @@ static int assemble(struct mounting *mounting, dlfs_volume *volume)
     if (newest->member_count - present < newest->replicas) {
         return 0;
     }
-    describe_missing(mounting, volume, reason);
-    return reason != NULL ? reason->code : DLFS_E_NOT_FOUND;
+    return describe_missing(mounting, volume, reason);
 }
 
 /* Reads the catalog from the copies that have it intact. */
@@ -236,15 +222,17 @@ static int load_catalog(dlfs_volume *volume, struct volume_limit *limit, char *m
             return 0;
         }
     }
-    volume_message(message, message_bytes,
-                   "read the catalog of generation %llu: %s at byte %llu: %s", wide(sb->generation),
-                   volume_member_name(volume, place.member).text, wide(place.offset_bytes),
-                   dlfs_strerror(code));
-    return code;
+    return volume_fail(message, message_bytes, code,
+                       "read the catalog of generation %llu: %s at byte %llu: %s",
+                       wide(sb->generation), volume_member_name(volume, place.member).text,
+                       wide(place.offset_bytes), dlfs_strerror(code));
 }
 
 static void forget(dlfs_volume *volume)
 {
+    if (volume == NULL) {
+        return;
+    }
     volume_catalog_free(&volume->catalog);
     dlfs_memory_unmap(volume->catalog_memory, volume->catalog_memory_bytes);
     for (uint32_t i = 0; i < volume->owned_count; i++) {
@@ -293,12 +281,11 @@ static int check_known(const struct mounting *mounting)
         const struct candidate *candidate = &mounting->candidates[i];
         if (candidate->unknown_generation > newest->generation &&
             memcmp(candidate->unknown_volume_uuid, newest->volume_uuid, VOLUME_UUID_BYTES) == 0) {
-            volume_message(mounting->message, mounting->message_bytes,
-                           "open %s: read a superblock at byte %llu: generation %llu needs a "
-                           "feature unknown to this version; a newer dlfs made this volume",
-                           candidate->name, wide(candidate->unknown_offset_bytes),
-                           wide(candidate->unknown_generation));
-            return -EPROTONOSUPPORT;
+            return volume_fail(mounting->message, mounting->message_bytes, -EPROTONOSUPPORT,
+                               "open %s: read a superblock at byte %llu: generation %llu needs a "
+                               "feature unknown to this version; a newer dlfs made this volume",
+                               candidate->name, wide(candidate->unknown_offset_bytes),
+                               wide(candidate->unknown_generation));
         }
     }
     return 0;
@@ -331,9 +318,8 @@ static void add_located(struct mounting *mounting, dlfs_volume *volume,
     candidate_identify(candidate, &mounting->limit, member_shares(mounting));
     if (candidate->code >= 0 &&
         memcmp(candidate->superblock.member_uuid, location->uuid, VOLUME_UUID_BYTES) != 0) {
-        candidate->code = DLFS_E_NOT_FOUND;
-        volume_message(candidate->reason, REASON_BYTES, "open %s: it is another member",
-                       candidate->name);
+        candidate_refuse(candidate, DLFS_E_NOT_FOUND, "open %s: it is another member",
+                         candidate->name);
     }
 }
 
@@ -410,12 +396,11 @@ static int describe_none(const struct mounting *mounting)
         if (candidate->reason[0] == '\0') {
             continue;
         }
-        volume_message(mounting->message, mounting->message_bytes, "%s", candidate->reason);
-        return candidate->code;
+        return volume_fail(mounting->message, mounting->message_bytes, candidate->code, "%s",
+                           candidate->reason);
     }
-    volume_message(mounting->message, mounting->message_bytes,
-                   "expected a device of a member, got none");
-    return DLFS_E_NOT_FOUND;
+    return volume_fail(mounting->message, mounting->message_bytes, DLFS_E_NOT_FOUND,
+                       "expected a device of a member, got none");
 }
 
 /* Fills a new volume from the candidates' devices. */
@@ -446,23 +431,56 @@ out:
     return code;
 }
 
-static bool check_count(const void *members, uint32_t count, char *message, uint32_t message_bytes)
+/*
+ * Makes candidates of the devices that were given, or of those that URIs name. All URIs are checked
+ * before any device is opened: a malformed one does not count as a missing member.
+ */
+static int add_given(struct mounting *mounting, dlfs_volume *volume, dlfs_device *const *devices)
 {
-    if (members != NULL && count >= 1 && count <= DLFS_MEMBERS_MAX) {
-        return true;
+    struct uri parsed;
+    int code = 0;
+    for (uint32_t i = 0; code >= 0 && i < mounting->uri_count; i++) {
+        code = uri_parse(mounting->uris[i], &parsed, mounting->message, mounting->message_bytes);
     }
-    volume_message(message, message_bytes, "expected 1..%u members, got %u", DLFS_MEMBERS_MAX,
-                   count);
-    return false;
+    for (uint32_t i = 0; code >= 0 && i < mounting->count; i++) {
+        struct candidate *candidate = &mounting->candidates[i];
+        if (devices != NULL) {
+            candidate->device = devices[i];
+            candidate->code = devices[i] != NULL ? 0 : DLFS_E_NOT_FOUND; /* for no known reason */
+            (void)snprintf(candidate->name, sizeof candidate->name, "device %u", i);
+            continue;
+        }
+        const char *uri = mounting->uris[i];
+        (void)uri_show(uri, strlen(uri), candidate->name, sizeof candidate->name);
+        candidate->code = uri_open_device(uri, candidate->name, candidate->reason, REASON_BYTES,
+                                          &candidate->device);
+        if (candidate->code >= 0) {
+            volume->owned[volume->owned_count++] = candidate->device;
+        }
+    }
+    return code;
 }
 
-/*
- * Mounts the candidates' devices, and those of further members up to the capacity. Frees the
- * candidates, and after an error the volume too.
- */
-static int finish(dlfs_volume *volume, struct mounting *mounting, dlfs_volume **out)
+/* Mounts the devices that were given, or those that URIs name and further members. */
+static int mount(struct mounting *mounting, dlfs_device *const *devices, dlfs_volume **out)
 {
-    int code = mount_into(volume, mounting);
+    if (out == NULL) {
+        return -EINVAL;
+    }
+    if ((devices == NULL && mounting->uris == NULL) || mounting->count < 1 ||
+        mounting->count > DLFS_MEMBERS_MAX) {
+        return volume_fail(mounting->message, mounting->message_bytes, -EINVAL,
+                           "expected 1..%u members, got %u", DLFS_MEMBERS_MAX, mounting->count);
+    }
+    dlfs_volume *volume = calloc(1, sizeof *volume);
+    mounting->candidates = calloc(mounting->capacity, sizeof *mounting->candidates);
+    int code = volume != NULL && mounting->candidates != NULL ? 0 : -ENOMEM;
+    if (code >= 0) {
+        code = add_given(mounting, volume, devices);
+    }
+    if (code >= 0) {
+        code = mount_into(volume, mounting);
+    }
     free(mounting->candidates);
     if (code < 0) {
         forget(volume);
@@ -472,90 +490,24 @@ static int finish(dlfs_volume *volume, struct mounting *mounting, dlfs_volume **
     return 0;
 }
 
-/* Creates an empty volume and its candidates. */
-static int prepare(uint32_t count, dlfs_volume **volume, struct candidate **candidates)
-{
-    *volume = calloc(1, sizeof **volume);
-    *candidates = calloc(count, sizeof **candidates);
-    if (*volume != NULL && *candidates != NULL) {
-        return 0;
-    }
-    free(*volume);
-    free(*candidates);
-    return -ENOMEM;
-}
-
 DLFS_API int dlfs_mount_devices(dlfs_device *const *devices, uint32_t count, char *message,
                                 uint32_t message_bytes, dlfs_volume **out)
 {
-    dlfs_volume *volume;
-    struct candidate *candidates;
-    if (out == NULL || !check_count(devices, count, message, message_bytes)) {
-        return -EINVAL;
-    }
-    int code = prepare(count, &volume, &candidates);
-    if (code < 0) {
-        return code;
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        candidates[i].device = devices[i];
-        candidates[i].code = devices[i] != NULL ? 0 : DLFS_E_NOT_FOUND; /* without a known reason */
-        (void)snprintf(candidates[i].name, sizeof candidates[i].name, "device %u", i);
-    }
-    struct mounting mounting = {.candidates = candidates,
-                                .count = count,
-                                .capacity = count,
-                                .message = message,
-                                .message_bytes = message_bytes};
-    return finish(volume, &mounting, out);
-}
-
-/*
- * Checks all URIs before any device is opened: a malformed URI does not count as a missing member.
- */
-static int check_uris(const char *const *uris, uint32_t count, char *message,
-                      uint32_t message_bytes)
-{
-    struct uri parsed;
-    int code = 0;
-    for (uint32_t i = 0; code >= 0 && i < count; i++) {
-        code = uri_parse(uris[i], &parsed, message, message_bytes);
-    }
-    return code;
+    struct mounting mounting = {
+        .count = count, .capacity = count, .message = message, .message_bytes = message_bytes};
+    return mount(&mounting, devices, out);
 }
 
 DLFS_API int dlfs_mount(const char *const *uris, uint32_t count, char *message,
                         uint32_t message_bytes, dlfs_volume **out)
 {
-    dlfs_volume *volume;
-    struct candidate *candidates;
-    if (out == NULL || !check_count(uris, count, message, message_bytes)) {
-        return -EINVAL;
-    }
-    int code = check_uris(uris, count, message, message_bytes);
-    if (code >= 0) {
-        code = prepare(count + DLFS_MEMBERS_MAX, &volume, &candidates);
-    }
-    if (code < 0) {
-        return code;
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        struct candidate *candidate = &candidates[i];
-        (void)uri_show(uris[i], strlen(uris[i]), candidate->name, sizeof candidate->name);
-        candidate->code = uri_open_device(uris[i], candidate->name, candidate->reason, REASON_BYTES,
-                                          &candidate->device);
-        if (candidate->code >= 0) {
-            volume->owned[volume->owned_count++] = candidate->device;
-        }
-    }
-    struct mounting mounting = {.candidates = candidates,
-                                .count = count,
+    struct mounting mounting = {.count = count,
                                 .capacity = count + DLFS_MEMBERS_MAX,
                                 .uris = uris,
                                 .uri_count = count,
                                 .message = message,
                                 .message_bytes = message_bytes};
-    return finish(volume, &mounting, out);
+    return mount(&mounting, NULL, out);
 }
 
 DLFS_API int dlfs_unmount(dlfs_volume *volume)
@@ -582,11 +534,11 @@ DLFS_API int dlfs_dataset_describe(const dlfs_volume *volume, uint32_t number,
         return -EINVAL;
     }
     const struct volume_record *record = &volume->catalog.records[number];
-    dlfs_dataset_info described = {.version = record->version,
-                                   .sample_count = record->sample_count,
-                                   .sample_bytes = record->sample_bytes};
-    memcpy(described.name, record->name, record->name_bytes);
-    memcpy(described.uuid, record->uuid, sizeof described.uuid);
+    dlfs_dataset_info described = {.version = record->row->version,
+                                   .sample_count = record->row->sample_count,
+                                   .sample_bytes = record->row->sample_bytes};
+    memcpy(described.name, record->name, record->row->name_bytes);
+    memcpy(described.uuid, record->row->uuid, sizeof described.uuid);
     *info = described;
     return 0;
 }

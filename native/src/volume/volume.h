@@ -9,6 +9,7 @@
 #define DLFS_VOLUME_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -39,7 +40,23 @@ _Static_assert(sizeof(dlfs_extent) == 16, "a run, as in FORMAT.md");
 #define VOLUME_UUID_BYTES 16u
 #define VOLUME_NUMBER_MAX ((UINT64_C(1) << 63) - 1) /* largest generation or time */
 
+/* An entry of a superblock's table of groups. */
+struct volume_group_entry {
+    uint64_t first_chunk;
+    uint64_t row_count;
+    uint32_t member_count;
+    uint16_t state;
+    uint16_t reserved;
+};
+
 struct volume_superblock {
+    /* The fields on media, in their order. */
+    uint8_t magic[8];
+    uint16_t version_major;
+    uint16_t version_minor;
+    uint32_t superblock_bytes;
+    uint64_t incompat;
+    uint64_t ro_compat;
     uint8_t volume_uuid[16];
     uint8_t member_uuid[16];
     uint32_t member_number;
@@ -47,34 +64,65 @@ struct volume_superblock {
     uint32_t chunk_bytes;
     uint32_t block_bytes;
     uint64_t data_offset_bytes;
+    uint32_t group_count; /* at least 1 */
+    uint32_t draft;
     uint64_t member_bytes;
     uint64_t generation;
+    uint64_t created;
     uint32_t replicas;
     uint32_t catalog_run_count;
     uint64_t catalog_bytes;
     uint32_t catalog_crc32c;
-    uint32_t group_count;                     /* at least 1 */
-    dlfs_chunk_group groups[DLFS_GROUPS_MAX]; /* in order of their chunks and members */
-    uint64_t chunk_end;                       /* number of the chunk after the last one */
+    uint32_t label_bytes;
+    uint8_t label[64];
+    uint8_t reserved[48];
     dlfs_extent catalog_runs[VOLUME_CATALOG_RUNS_MAX];
     uint8_t member_uuids[DLFS_MEMBERS_MAX][16];
+    uint32_t removed[512];
+    struct volume_group_entry group_entries[DLFS_GROUPS_MAX];
+    uint8_t reserved_last[28];
+    uint32_t crc32c;
+    /* What follows from the table of groups. */
+    dlfs_chunk_group groups[DLFS_GROUPS_MAX]; /* in order of their chunks and members */
+    uint64_t chunk_end;                       /* number of the chunk after the last one */
 };
 
-/* One version of one dataset; pointers are into the catalog's bytes. */
-struct volume_record {
-    const uint8_t *name;
-    uint32_t name_bytes;
+_Static_assert(offsetof(struct volume_superblock, groups) == VOLUME_SUPERBLOCK_BYTES,
+               "as in FORMAT.md");
+_Static_assert(offsetof(struct volume_superblock, member_uuids) == 512, "as in FORMAT.md");
+
+/* A row of the catalog's table (FORMAT.md, section 4.2). */
+struct volume_row {
+    uint8_t uuid[16];
     uint32_t version;
-    const uint8_t *uuid;
+    uint16_t state;
+    uint16_t layout;
+    uint64_t created;
     uint64_t sample_count;
     uint64_t sample_bytes;
+    uint64_t seed;
     uint64_t data_bytes;
     uint64_t entries_bytes;
     uint64_t names_bytes;
-    const dlfs_extent *data_runs;
-    const dlfs_extent *directory_runs;
+    uint64_t attributes_address;
+    uint64_t attributes_bytes;
+    uint64_t attributes_head_bytes;
     uint32_t data_run_count;
     uint32_t directory_run_count;
+    uint32_t journal_run_count;
+    uint16_t name_bytes;
+    uint16_t tags_bytes;
+    uint64_t journal_bytes;
+};
+
+_Static_assert(sizeof(struct volume_row) == VOLUME_RECORD_BYTES, "as in FORMAT.md");
+
+/* One version of one dataset; pointers are into the catalog's bytes. */
+struct volume_record {
+    const struct volume_row *row;
+    const uint8_t *name; /* of row->name_bytes */
+    const dlfs_extent *data_runs;
+    const dlfs_extent *directory_runs;
 };
 
 struct volume_catalog {
@@ -214,8 +262,8 @@ struct volume_name {
 };
 struct volume_name volume_member_name(const dlfs_volume *volume, uint32_t member);
 
-/* Formats a message for the caller, cut to message_bytes. */
-__attribute__((format(printf, 3, 4))) void volume_message(char *message, uint32_t message_bytes,
-                                                          const char *form, ...);
+/* Formats a message for the caller, cut to message_bytes, and returns the code. */
+__attribute__((format(printf, 4, 5))) int volume_fail(char *message, uint32_t message_bytes,
+                                                      int code, const char *form, ...);
 
 #endif
