@@ -61,19 +61,9 @@ class Part:
 ALL_OPTIONS = ("--dir", "--corpus", "--minutes")
 PARTS = (
     Part(
-        "cases",
-        "DLFS, plain files and the limits of the machine",
-        ("-m", "bench"),
-        17,
-        ALL_OPTIONS,
+        "cases", "DLFS, plain files and the limits of the machine", ("-m", "bench"), 17, ALL_OPTIONS
     ),
-    Part(
-        "peers",
-        "DLFS next to its peers",
-        ("-m", "bench.peers"),
-        26,
-        ALL_OPTIONS,
-    ),
+    Part("peers", "DLFS next to its peers", ("-m", "bench.peers"), 26, ALL_OPTIONS),
     Part(
         "shuffle", "How well chunk shuffle shuffles", ("-m", "bench.shuffle"), 2, quick=("--tiny",)
     ),

@@ -141,7 +141,8 @@ class Hdf5Loader:
 
     def run(self, environment: Environment) -> Measurement:
         torch = needed("torch")
-        scene, order = environment.scene, _Order()
+        scene = environment.scene
+        order: list[int] = []  # of the next epoch
         loader = torch.utils.data.DataLoader(
             _Hdf5Samples(scene, rows=self.rows),
             scene.spec.batch,
@@ -153,23 +154,10 @@ class Hdf5Loader:
         list(loader)  # starts the workers
 
         def start(epoch: int) -> Iterator[Any]:
-            order.indices = scene.random_order(environment.round, epoch).tolist()
+            order[:] = scene.random_order(environment.round, epoch).tolist()
             return iter(loader)
 
         return _measure(environment, start, _take_collated, cold=self.cold)
-
-
-class _Order:
-    """Sampler of an order that is set for each epoch."""
-
-    def __init__(self) -> None:
-        self.indices: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.indices)
 
 
 class _Hdf5Samples:

@@ -209,14 +209,11 @@ def compare(source: Path, copy: Path) -> int:
     for path in sorted(here ^ there):
         raise WrongBytesError(f"{path} is in {source if path in here else copy} only")
     for path in sorted(here):
-        same = same_records if path.suffix == ".tfrecord" else _same_bytes
-        if not same(source / path, copy / path):
+        both = source / path, copy / path
+        is_table = path.suffix == ".tfrecord"
+        if not (same_records(*both) if is_table else filecmp.cmp(*both, shallow=False)):
             raise WrongBytesError(f"{copy / path} has other bytes than {source / path}")
     return len(here)
-
-
-def _same_bytes(one: Path, other: Path) -> bool:
-    return filecmp.cmp(one, other, shallow=False)
 
 
 def same_records(one: Path, other: Path) -> bool:

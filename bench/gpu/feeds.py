@@ -11,14 +11,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import dlfs
-from bench.datasets import DATASET, Source, make_volume, write_files
-from bench.peers.files import FileReader, write_listing
-from bench.peers.mds import streaming
-from bench.peers.packages import DATA, INDEX, needed, workers
+from bench.datasets import DATASET, Source, make_volume
+from bench.peers import mds, webdataset
+from bench.peers.files import FileReader, Files
+from bench.peers.packages import DATA, needed, workers
 from dlfs.base.units import MIB
 
 WORKERS_MAX = 8
@@ -56,9 +57,14 @@ def worker_count() -> int:
     return min(WORKERS_MAX, workers())
 
 
-def _shard_bytes(source: Source) -> int:
-    """Return a size of shards of which each worker has some."""
-    return max(MIB, source.total_bytes() // (SHARDS_A_WORKER * worker_count()))
+def _in_shards(write: Callable[[Source, Path, int], None]) -> Callable[[Source, Path], None]:
+    """Return a function that writes shards of a size of which each worker has some."""
+
+    def prepare(source: Source, folder: Path) -> None:
+        shards = SHARDS_A_WORKER * worker_count()
+        write(source, folder, max(MIB, source.total_bytes() // shards))
+
+    return prepare
 
 
 def _moved(loader: Any, device: str, *, first: bool = False) -> Epochs:
@@ -114,18 +120,6 @@ def _open_dlfs(folder: Path, batch: int, device: str, *, lock: bool) -> Iterator
             loader.close()
 
 
-@contextmanager
-def _open_locked(folder: Path, batch: int, device: str) -> Iterator[Epochs]:
-    with _open_dlfs(folder, batch, device, lock=True) as epochs:
-        yield epochs
-
-
-@contextmanager
-def _open_staged(folder: Path, batch: int, device: str) -> Iterator[Epochs]:
-    with _open_dlfs(folder, batch, device, lock=False) as epochs:
-        yield epochs
-
-
 # ---- peers ---------------------------------------------------------------------------------------
 
 
@@ -148,11 +142,6 @@ def _stack(samples: list[dict[str, Any]]) -> Any:
     return torch.stack([_as_tensor(sample[DATA]) for sample in samples])
 
 
-def _prepare_files(source: Source, folder: Path) -> None:
-    write_files(source, folder / "tree")
-    write_listing(source, folder)
-
-
 @contextmanager
 def _open_files(folder: Path, batch: int, device: str) -> Iterator[Epochs]:
     torch = needed("torch")
@@ -161,16 +150,6 @@ def _open_files(folder: Path, batch: int, device: str) -> Iterator[Epochs]:
         samples, batch_size=batch, shuffle=True, **_options(device)
     )
     yield _moved(loader, device)
-
-
-def _prepare_webdataset(source: Source, folder: Path) -> None:
-    package = needed("webdataset")
-    pattern = str(folder / "samples-%06d.tar")
-    with package.ShardWriter(
-        pattern, maxcount=len(source), maxsize=_shard_bytes(source), verbose=0
-    ) as shards:
-        for index, _, data in source:
-            shards.write({"__key__": f"{index:012}", "bin": data})
 
 
 @contextmanager
@@ -190,18 +169,9 @@ def _open_webdataset(folder: Path, batch: int, device: str) -> Iterator[Epochs]:
     yield _moved(loader, device, first=True)
 
 
-def _prepare_mds(source: Source, folder: Path) -> None:
-    columns = {INDEX: "int", DATA: "bytes"}
-    with streaming().MDSWriter(
-        out=str(folder), columns=columns, size_limit=_shard_bytes(source)
-    ) as writer:
-        for index, _, data in source:
-            writer.write({INDEX: index, DATA: data})
-
-
 @contextmanager
 def _open_mds(folder: Path, batch: int, device: str) -> Iterator[Epochs]:
-    package, torch = streaming(), needed("torch")
+    package, torch = mds.streaming(), needed("torch")
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     samples = package.StreamingDataset(
         local=str(folder), batch_size=batch, shuffle=True, shuffle_seed=1
@@ -218,34 +188,34 @@ FEEDS = (
         "Loader(device=..., pin_memory=True): from the page-locked sample memory, num_workers=0",
         "dlfs",
         _prepare_dlfs,
-        _open_locked,
+        partial(_open_dlfs, lock=True),
     ),
     Feed(
         "dlfs-staged",
         "Loader(device=...): the processor copies each batch to page-locked memory, num_workers=0",
         "dlfs",
         _prepare_dlfs,
-        _open_staged,
+        partial(_open_dlfs, lock=False),
     ),
     Feed(
         "dataloader",
         "DataLoader(shuffle=True, pin_memory=True, workers) over plain files",
         "files",
-        _prepare_files,
+        Files().prepare,
         _open_files,
     ),
     Feed(
         "webdataset",
         "WebDataset(shards).shuffle(1000).batched in a WebLoader (pin_memory=True, workers)",
         "webdataset",
-        _prepare_webdataset,
+        _in_shards(webdataset.write_shards),
         _open_webdataset,
     ),
     Feed(
         "mds",
         "MosaicML StreamingDataset(shuffle=True) in a DataLoader (pin_memory=True, workers)",
         "mds",
-        _prepare_mds,
+        _in_shards(mds.write_shards),
         _open_mds,
     ),
 )

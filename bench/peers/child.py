@@ -29,7 +29,7 @@ from bench.measurement import Tally, check_bytes
 from bench.peers.data import Data
 from bench.peers.peer import Peer, Reader, all_peers
 from bench.process import Parent, run_child
-from bench.resources import peak_rss_bytes, tree_cpu_seconds
+from bench.resources import peak_rss_bytes, timed, tree_cpu_seconds
 
 CHECKED_AFTER = 256
 """Samples that are read and compared after the timed part."""
@@ -111,14 +111,12 @@ class OrderTally(Tally):
 def prepare(job: Job, peer: Peer, parent: Parent) -> None:
     """Convert the samples, and answer with what that took."""
     folder, source = Path(job.folder), job.data.source()
-    before = Moment.now()
-    peer.prepare(source, folder)
-    subprocess.run(["sync", "-f", folder], check=True)  # until the data is on the disk
-    after = Moment.now()
+    with timed(tree_cpu_seconds) as watch:
+        peer.prepare(source, folder)
+        subprocess.run(["sync", "-f", folder], check=True)  # until the data is on the disk
     parent.answer(
-        seconds=after.seconds - before.seconds,
-        cpu_seconds=after.cpu_seconds - before.cpu_seconds,
-        stored_bytes=_stored_bytes(folder),
+        **asdict(watch),
+        stored_bytes=sum(512 * path.lstat().st_blocks for path in (folder, *folder.rglob("*"))),
         samples=len(source),
         sample_bytes=source.total_bytes(),
     )
@@ -135,11 +133,6 @@ def look(job: Job, peer: Peer, parent: Parent) -> None:
         )
     finally:
         reader.close()
-
-
-def _stored_bytes(folder: Path) -> int:
-    """Return the bytes that a folder takes on the disk."""
-    return sum(512 * path.lstat().st_blocks for path in (folder, *folder.rglob("*")))
 
 
 # ---- checking ------------------------------------------------------------------------------------

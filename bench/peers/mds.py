@@ -68,6 +68,14 @@ def _discard(dataset: Any) -> None:
             os.unlink(path)
 
 
+def write_shards(source: Source, folder: Path, shard_bytes: int) -> None:
+    """Write samples with their indices as shards of about a size."""
+    columns = {INDEX: "int", DATA: "bytes"}
+    with streaming().MDSWriter(out=str(folder), columns=columns, size_limit=shard_bytes) as writer:
+        for index, _, data in source:
+            writer.write({INDEX: index, DATA: data})
+
+
 class Mds(Peer):
     """MosaicML Streaming from local shards, written by `MDSWriter`."""
 
@@ -77,12 +85,7 @@ class Mds(Peer):
     samples_max = SLOWLY_WRITTEN_MAX
 
     def prepare(self, source: Source, folder: Path) -> None:
-        columns = {INDEX: "int", DATA: "bytes"}
-        with streaming().MDSWriter(
-            out=str(folder / NAME), columns=columns, size_limit=SHARD_BYTES
-        ) as writer:
-            for index, _, data in source:
-                writer.write({INDEX: index, DATA: data})
+        write_shards(source, folder / NAME, SHARD_BYTES)
 
     def open(self, folder: Path) -> Reader:
         package = streaming()

@@ -290,7 +290,9 @@ class _DatasetRace:
     def _run_group(self, entries: Sequence[Entry], stretch: Stretch) -> None:
         """Run the entries and the limits of the machine in rounds."""
         self.race.groups += 1
-        limits = limits_of(self.data.spec) if self._has_dlfs() else []
+        # Limits read the bytes of DLFS's volume.
+        has_volume = isinstance(self._converted.get("dlfs"), Converted)
+        limits = limits_of(self.data.spec) if has_volume else []
         contenders: list[Entry | Limit] = [*entries, *limits]
 
         def run_once(contender: Entry | Limit, number: int) -> None:
@@ -370,10 +372,6 @@ class _DatasetRace:
         )
 
     # ---- limits of the machine ----
-
-    def _has_dlfs(self) -> bool:
-        """Return True if DLFS's volume was written: limits read its bytes."""
-        return isinstance(self._converted.get("dlfs"), Converted)
 
     def _environment(self, number: int) -> Environment:
         """Return the environment in which limits are measured: the bytes of DLFS's volume."""

@@ -23,6 +23,16 @@ def _same(data: bytes) -> bytes:
     return data
 
 
+def write_shards(source: Source, folder: Path, shard_bytes: int) -> None:
+    """Write samples as tar files of about a size; a sample's key is its index."""
+    pattern = str(folder / "samples-%06d.tar")
+    with needed("webdataset").ShardWriter(
+        pattern, maxcount=len(source), maxsize=shard_bytes, verbose=0
+    ) as shards:
+        for index, _, data in source:
+            shards.write({"__key__": f"{index:012}", DATA: data})
+
+
 class WebDataset(Peer):
     """WebDataset from local shards, written by `ShardWriter`."""
 
@@ -33,13 +43,7 @@ class WebDataset(Peer):
     samples_max = SLOWLY_WRITTEN_MAX
 
     def prepare(self, source: Source, folder: Path) -> None:
-        package = needed("webdataset")
-        pattern = str(folder / "samples-%06d.tar")
-        with package.ShardWriter(
-            pattern, maxcount=len(source), maxsize=SHARD_BYTES, verbose=0
-        ) as shards:
-            for index, _, data in source:
-                shards.write({"__key__": f"{index:012}", DATA: data})
+        write_shards(source, folder, SHARD_BYTES)
 
     def open(self, folder: Path) -> Reader:
         needed("torch")

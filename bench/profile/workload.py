@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 import dlfs
 from bench.contenders.files import FileList
+from bench.contenders.mounts import open_tree
 from bench.contenders.samples import UNLIMITED_SECONDS, WHOLE, fill_memory, open_dataset
-from bench.contenders.service import serve_scene
-from bench.datasets import DATASET, Scene, make_scene, spec_of
+from bench.contenders.service import open_served, serve_scene
+from bench.datasets import Scene, make_scene, spec_of
 from bench.process import Parent, run_child, run_program
-from bench.resources import cpu_seconds_of_all
-from bench.serving import mount_dlfs
+from bench.resources import timed
 
 BATCH = 256
 STEPS_BEFORE = 20
@@ -108,11 +108,7 @@ def epoch(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
 @contextmanager
 def service(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
     """Random batches of samples in a service's memory."""
-    with (
-        serve_scene(scene) as served,
-        dlfs.connect(served.uri) as volume,
-        volume.dataset(DATASET) as dataset,
-    ):
+    with serve_scene(scene) as served, open_served(served) as dataset:
         fill_memory(dataset, BATCH)
         yield {served.pid: "service"}, _batches(dataset, scene.random_order(5))
 
@@ -120,8 +116,7 @@ def service(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
 @contextmanager
 def mount(scene: Scene) -> Iterator[tuple[dict[int, str], Work]]:
     """Open, read and close of random files through the mount, warm."""
-    log = scene.folder / "mount.log"
-    with mount_dlfs(str(scene.volume), scene.folder / "mnt", log) as mounted:
+    with open_tree(scene, "auto") as mounted:
         files = FileList(mounted.files, scene.source, scene.file_order(0))
         files.read(UNLIMITED_SECONDS)
 
@@ -146,15 +141,14 @@ def scene_of(folder: Path, size_bytes: int) -> Scene:
 def run(work: Iterator[int], processes: Iterable[int], seconds: float) -> Done:
     """Work for a duration."""
     others = [process for process in processes if process != os.getpid()]
-    before, start = time.process_time() + cpu_seconds_of_all(others), time.perf_counter()
-    samples = 0
-    for count in work:
-        samples += count
-        if time.perf_counter() - start > seconds:
-            break
+    until, samples = time.perf_counter() + seconds, 0
     # This process's own clock is more exact than the ticks of /proc.
-    spent = time.process_time() + cpu_seconds_of_all(others) - before
-    return Done(samples, time.perf_counter() - start, spent)
+    with timed(time.process_time, servers=others) as watch:
+        for count in work:
+            samples += count
+            if time.perf_counter() > until:
+                break
+    return Done(samples, watch.seconds, watch.cpu_seconds)
 
 
 def work(job: Job, parent: Parent) -> None:

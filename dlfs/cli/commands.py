@@ -187,7 +187,7 @@ def start(
         raise typer.Exit(ExitCode.USAGE)
 
 
-_PANELS: dict[str, dict[str, Callable[..., None]]] = {
+_PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Volumes": {
         "format": format.format_volume,
         "info": info.info,
@@ -227,6 +227,9 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Storage nodes": {
         "discover": discover.discover,
+        "target": target.app,
+        "key": key.app,
+        "compose": compose.app,
     },
     "Help": {
         "uri": uri.uri,
@@ -236,6 +239,3 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
 for _panel, _verbs in _PANELS.items():
     for _name, _verb in _verbs.items():
         add_verb(app, _name, _verb, panel=_panel)
-app.add_typer(target.app, name="target", rich_help_panel="Storage nodes")
-app.add_typer(key.app, name="key", rich_help_panel="Storage nodes")
-app.add_typer(compose.app, name="compose", rich_help_panel="Storage nodes")

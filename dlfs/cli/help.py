@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from enum import Enum
 from typing import Any
 
 WIDTH_MAX = 100
@@ -105,15 +104,14 @@ def _declaration(option: Any) -> str:
     names = ", ".join(sorted(option.opts, key=len) + option.secondary_opts)
     if option.is_flag:
         return names
-    return f"{names} {option.metavar or option.name.upper()}"
+    choices = "|".join(getattr(option.type, "choices", ()))
+    return f"{names} {option.metavar or choices or option.name.upper()}"
 
 
 def _description(parameter: Any) -> str:
     """Return the description of a parameter, with its default."""
     extra = []
     default = parameter.default
-    if isinstance(default, Enum):
-        default = default.value
     if isinstance(default, str | int | float) and not isinstance(default, bool) and default != "":
         extra.append(f"default: {default}")
     if parameter.required and parameter.param_type_name == "option":

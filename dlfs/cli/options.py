@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -102,13 +101,13 @@ def open_devices(uri: str, action: str, *, why: str = "a service is read-only") 
 @contextmanager
 def open_dataset(
     volume_uri: str, dataset: str, *, memory_bytes: int | None = None
-) -> Iterator[tuple[Volume, Dataset]]:
-    """Open a volume and one of its datasets for reading; see ``open_volume``."""
+) -> Iterator[Dataset]:
+    """Open a dataset of a volume for reading; see ``open_volume``."""
     with (
         open_volume(volume_uri, memory_bytes=memory_bytes) as volume,
         volume.dataset(dataset) as found,
     ):
-        yield volume, found
+        yield found
 
 
 def sample_indices(dataset: Dataset, paths: list[str], indices: list[int]) -> list[int]:
@@ -175,21 +174,16 @@ def require_trio(verb: str, extra: str) -> None:
         ) from error
 
 
-class Layout(StrEnum):
-    """Order in which samples are packed."""
-
-    shuffled = "shuffled"
-    path = "path"
-
-
-LayoutOption = Annotated[
-    Layout,
-    typer.Option(
-        metavar="shuffled|path", help="Pack in an order drawn from the seed, or in path order."
-    ),
-]
 SeedOption = Annotated[int, typer.Option(help="Seed of the packing order.", min=0)]
 VolumeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="VOLUME",
+        help="The volume: its members' device URIs, joined by commas (see 'dlfs uri'), or "
+        "unix:PATH of a service that has it.",
+    ),
+]
+DevicesArgument = Annotated[
     str,
     typer.Argument(
         metavar="VOLUME",

@@ -50,11 +50,23 @@ def with_verbosity(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+def make_group(about: str) -> typer.Typer:
+    """Return a group without verbs, with its description."""
+    return typer.Typer(cls=VerbGroup, help=about, rich_markup_mode=None)
+
+
 def add_verb(
-    app: typer.Typer, name: str, function: Callable[..., None], *, panel: str | None = None
+    app: typer.Typer,
+    name: str,
+    verb: Callable[..., None] | typer.Typer,
+    *,
+    panel: str | None = None,
 ) -> None:
-    """Register a verb, with the options of all verbs."""
-    app.command(name, cls=Verb, rich_help_panel=panel)(with_verbosity(function))
+    """Register a verb, with the options of all verbs, or a group."""
+    if isinstance(verb, typer.Typer):
+        app.add_typer(verb, name=name, rich_help_panel=panel)
+    else:
+        app.command(name, cls=Verb, rich_help_panel=panel)(with_verbosity(verb))
 
 
 class Verb(TyperCommand):

@@ -133,16 +133,21 @@ def list_paths(request: NvmeTcpDiscoverUri) -> dict[str, list[Address]]:
         DlfsError: as ``discover``.
     """
     _, listed, _ = _read_logs(request)
-    by_nqn: dict[str, _Listed] = {}
-    for record, source in listed:
-        if record.kind is RecordKind.SUBSYSTEM:
-            by_nqn.setdefault(record.subsystem_nqn, []).append((record, source))
-    found = {nqn: _candidates(request, records) for nqn, records in by_nqn.items()}
+    found = {nqn: _candidates(request, records) for nqn, records in _by_nqn(listed).items()}
     return {nqn: [*first, *others] for nqn, (first, others) in found.items() if first or others}
 
 
 _Listed = list[tuple[DiscoveryRecord, Address]]
 """Records, and the controller that listed each."""
+
+
+def _by_nqn(listed: _Listed) -> dict[str, _Listed]:
+    """Group the records of subsystems by NQN."""
+    found: dict[str, _Listed] = {}
+    for record, source in listed:
+        if record.kind is RecordKind.SUBSYSTEM:
+            found.setdefault(record.subsystem_nqn, []).append((record, source))
+    return found
 
 
 def _read_logs(
@@ -202,11 +207,8 @@ def read_paths(
         LimitError: the log has too many records.
     """
     here = Address(request.host, request.port)
-    found: dict[str, _Listed] = {}
-    for record in read_log(association, str(here)):
-        if record.kind is RecordKind.SUBSYSTEM:
-            found.setdefault(record.subsystem_nqn, []).append((record, here))
-    return {nqn: _candidates(request, listed)[0] for nqn, listed in found.items()}
+    listed = [(record, here) for record in read_log(association, str(here))]
+    return {nqn: _candidates(request, found)[0] for nqn, found in _by_nqn(listed).items()}
 
 
 def namespace_uri(
@@ -228,10 +230,7 @@ def namespace_uri(
 
 
 def _subsystems(request: NvmeTcpDiscoverUri, listed: _Listed) -> list[SubsystemInfo]:
-    by_nqn: dict[str, _Listed] = {}
-    for record, source in listed:
-        if record.kind is RecordKind.SUBSYSTEM:
-            by_nqn.setdefault(record.subsystem_nqn, []).append((record, source))
+    by_nqn = _by_nqn(listed)
     if len(by_nqn) > SUBSYSTEMS_MAX:
         raise LimitError(
             f"discover at {request.host}: expected at most {SUBSYSTEMS_MAX} subsystems, "

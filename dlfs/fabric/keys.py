@@ -212,7 +212,9 @@ def list_keys() -> list[KeyFile]:
     """
     folders = [folder for folder in key_directories() if os.access(folder, os.R_OK | os.X_OK)]
     if not folders:
-        raise NotFoundError(f"list keys: there is no directory {key_directory()}")
+        raise NotFoundError(
+            f"list keys: there is no directory {key_directory()}; 'dlfs key generate' makes it"
+        )
     files: dict[str, KeyFile] = {}
     hidden = []
     for folder in folders:

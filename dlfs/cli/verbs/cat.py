@@ -32,7 +32,7 @@ def cat(
     """
     if not paths and not index:
         raise UsageError("cat: expected the paths or indices of samples, got none")
-    with open_dataset(volume, dataset) as (_, found):
+    with open_dataset(volume, dataset) as found:
         for sample in sample_indices(found, paths or [], index or []):
             for part in found.read_pieces(sample):
                 write_bytes(part)

@@ -10,7 +10,7 @@ import typer
 from dlfs.base.units import parse_bytes
 from dlfs.cli.options import JsonOption, confirm
 from dlfs.cli.output import Table, human_size, note, print_data, print_json, result_of_change
-from dlfs.cli.verb import VerbGroup, add_verb
+from dlfs.cli.verb import add_verb, make_group
 from dlfs.cli.verbs.target import (
     AddressOption,
     AllowOption,
@@ -23,7 +23,7 @@ from dlfs.errors import UsageError
 if TYPE_CHECKING:
     from dlfs.fabric.composing import ComposedNamespace
 
-app = typer.Typer(cls=VerbGroup, rich_markup_mode=None)
+app = make_group("Create, resize and withdraw namespaces on storage nodes.")
 
 TargetOption = Annotated[
     str,
@@ -35,11 +35,6 @@ TargetOption = Annotated[
     ),
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the namespace.")]
-
-
-@app.callback()
-def compose() -> None:
-    """Create, resize and withdraw namespaces on storage nodes."""
 
 
 def create(

@@ -37,7 +37,7 @@ def cp(
 
     begin = time.monotonic()
     with (
-        open_dataset(volume, dataset) as (_, found),
+        open_dataset(volume, dataset) as found,
         open_devices(target, "copy to") as opened,
         progress_bar(f"copy {found.name}") as bar,
     ):

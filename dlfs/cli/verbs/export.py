@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -23,21 +22,15 @@ STDOUT = "-"
 """Target that means standard output."""
 
 
-class Kind(StrEnum):
-    """Kind of target to write."""
-
-    folder = "folder"
-    tar = "tar"
-    zip = "zip"
-    arrow = "arrow"
-    parquet = "parquet"
+Kind = Literal["folder", "tar", "zip", "arrow", "parquet"]
+"""Kind of target to write."""
 
 
 def export(
     volume: VolumeArgument,
     dataset: DatasetArgument,
     target: Annotated[str, typer.Argument(metavar="TARGET")],
-    to: Annotated[Kind | None, typer.Option(metavar="folder|tar|zip|arrow|parquet")] = None,
+    to: Kind | None = None,
     force: Annotated[bool, typer.Option("--force", "-f")] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad")] = False,
     json: JsonOption = False,
@@ -62,7 +55,7 @@ def export(
     kind = _kind(target, to, json=json)
     on_bad = (lambda error: note(f"left out: {error}")) if skip_bad else None
     with (
-        open_dataset(volume, dataset) as (_, found),
+        open_dataset(volume, dataset) as found,
         progress_bar(f"export {found.name}") as bar,
     ):
         report = _run(found, target, kind, force=force, on_bad=on_bad, progress=bar.show)
@@ -84,7 +77,7 @@ def export(
         f"exported {found.name}@{found.version}: {human_samples(report.sample_count)}, "
         f"{human_rate(report.sample_bytes, report.seconds)}"
     )
-    if columns and kind not in (Kind.arrow, Kind.parquet):
+    if columns and kind not in ("arrow", "parquet"):
         note(
             f"left out: {columns} attribute{'' if columns == 1 else 's'}; "
             "an Arrow or Parquet file (--to arrow) keeps them"
@@ -99,8 +92,8 @@ def _kind(target: str, to: Kind | None, *, json: bool) -> Kind:
     from dlfs.ingest.export.targets import export_kind
 
     if target != STDOUT:
-        return to or Kind(export_kind(target))
-    if to not in (None, Kind.tar):
+        return to or export_kind(target)
+    if to not in (None, "tar"):
         raise UsageError(f"export to standard output: expected --to tar, got --to {to}")
     if json:
         raise UsageError(
@@ -111,7 +104,7 @@ def _kind(target: str, to: Kind | None, *, json: bool) -> Kind:
             "export to standard output: expected a pipe or a file, got a terminal; "
             "'dlfs export VOLUME DATASET - | tar t' lists what would be written"
         )
-    return Kind.tar
+    return "tar"
 
 
 def _run(
@@ -127,6 +120,4 @@ def _run(
 
     if target == STDOUT:
         return export_stream(dataset, sys.stdout.buffer, on_bad=on_bad, progress=progress)
-    return export_dataset(
-        dataset, target, kind=kind.value, force=force, on_bad=on_bad, progress=progress
-    )
+    return export_dataset(dataset, target, kind=kind, force=force, on_bad=on_bad, progress=progress)

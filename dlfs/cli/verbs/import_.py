@@ -6,16 +6,15 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 import dlfs
+from dlfs.base.arguments import Layout
 from dlfs.cli.attributes import parse_defaults, with_attributes
 from dlfs.cli.options import (
     JsonOption,
-    Layout,
     SeedOption,
     open_devices,
     options_given,
@@ -40,14 +39,6 @@ if TYPE_CHECKING:
     from dlfs.ingest.source import Source
 
 
-class Links(StrEnum):
-    """Treatment of symbolic links."""
-
-    follow = "follow"
-    skip = "skip"
-    error = "error"
-
-
 def show_formats(ctx: typer.Context, wanted: bool) -> None:
     """Print the formats with their options, and exit."""
     if not wanted:
@@ -55,7 +46,16 @@ def show_formats(ctx: typer.Context, wanted: bool) -> None:
     from dlfs.ingest.registry import FORMATS
 
     if options_given(ctx).get("json"):
-        print_json({"formats": [_format_json(row) for row in FORMATS]})
+        found = [
+            {
+                "name": row.name,
+                "summary": row.summary,
+                "extra": row.extra,
+                "options": [asdict(option) for option in describe_options(row)],
+            }
+            for row in FORMATS
+        ]
+        print_json({"formats": found})
         raise typer.Exit
     for row in FORMATS:
         _print_format(row)
@@ -72,11 +72,6 @@ def _print_format(row: Format) -> None:
     print()
 
 
-def _format_json(row: Format) -> dict[str, Any]:
-    options = [asdict(option) for option in describe_options(row)]
-    return {"name": row.name, "summary": row.summary, "extra": row.extra, "options": options}
-
-
 def _default(value: object) -> str:
     if value is None or value == ():
         return "none"
@@ -86,13 +81,13 @@ def _default(value: object) -> str:
 def import_dataset(
     arguments: Annotated[list[str], typer.Argument(metavar="SOURCE... VOLUME")],
     name: Annotated[str, typer.Option("--name", "-n")],
-    layout: Annotated[Layout | None, typer.Option(metavar="shuffled|path")] = None,
+    layout: Layout | None = None,
     seed: SeedOption = 0,
     format_name: Annotated[str, typer.Option("--format", "-f", metavar="FORMAT")] = AUTO,
     settings: Annotated[
         list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE")
     ] = None,
-    links: Annotated[Links | None, typer.Option(metavar="follow|skip|error")] = None,
+    links: Literal["follow", "skip", "error"] | None = None,
     prefix_shards: Annotated[bool, typer.Option("--prefix-shards")] = False,
     formats: Annotated[  # noqa: ARG001 - show_formats sees to it
         bool, typer.Option("--formats", is_eager=True, callback=show_formats)
@@ -156,7 +151,7 @@ def import_dataset(
         dlfs import --formats
     """
     options = parse_settings(settings or [])
-    options |= {} if links is None else {"links": links.value}
+    options |= {} if links is None else {"links": links}
     options |= {"prefix_shards": True} if prefix_shards else {}
     _check(arguments, name, append=append, skip_existing=skip_existing)
     *sources, uri = arguments
@@ -182,7 +177,7 @@ def import_dataset(
             volume,
             attributed,
             name,
-            layout=None if layout is None else layout.value,
+            layout=layout,
             seed=seed,
             allow_empty=allow_empty,
             append=append,

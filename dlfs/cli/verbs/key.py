@@ -13,19 +13,14 @@ import typer
 
 from dlfs.cli.options import JsonOption
 from dlfs.cli.output import Table, human_date, note, print_data, print_json, result_of_change
-from dlfs.cli.verb import VerbGroup, add_verb
+from dlfs.cli.verb import add_verb, make_group
 
-app = typer.Typer(cls=VerbGroup, rich_markup_mode=None)
+app = make_group("Keep the keys with which hosts and storage nodes prove their identity.")
 
 _NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the key, as in ?dhchap_key=NAME of a URI.")
 ]
 _ReplaceOption = Annotated[bool, typer.Option("--replace", help="Rotate a key of that name.")]
-
-
-@app.callback()
-def key() -> None:
-    """Keep the keys with which hosts and storage nodes prove their identity."""
 
 
 def generate(

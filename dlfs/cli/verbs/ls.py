@@ -84,7 +84,7 @@ def ls(
         return
     if null and (long or json):
         raise UsageError("list: expected -0 without -l and --json")
-    with open_dataset(volume, dataset) as (_, found):
+    with open_dataset(volume, dataset) as found:
         where = os.fsencode(prefix).strip(b"/")
         end = b"\0" if null else b"\n"
         if recursive and not (long or json) and found.directory.is_directory(where):

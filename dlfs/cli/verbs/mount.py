@@ -63,8 +63,8 @@ def mount(
     """Mount volumes: any program can read DIR/DATASET/PATH; of several, DIR/LABEL/DATASET/PATH.
 
     Args:
-        volumes: The volume: its members' device URIs, joined by commas. Several: DIR/LABEL shows
-            each.
+        volumes: The volume: its members' device URIs, joined by commas, or unix:PATH of a service
+            that has it. Several: DIR/LABEL shows each.
         directory: An empty directory.
         foreground: Serve until Ctrl-C or an unmount.
         allow_other: Give other users access, as the mode permits.
@@ -112,7 +112,8 @@ def mount(
         return
     if not volumes or directory is None:
         raise UsageError("mount: expected VOLUME and DIR, or --replace DIR")
-    _check_fuse_fd(fuse_fd, foreground=foreground)
+    if foreground and fuse_fd is not None:
+        raise UsageError("mount: expected one of --fuse-fd and --foreground, got both")
     defaults = MountOptions()
     options = MountOptions(
         uid=defaults.uid if uid is None else uid,
@@ -137,12 +138,6 @@ def mount(
         first, directory, options, more_volume_uris=more, log=log, fuse_fd=fuse_fd
     )
     _report(mounted, json=json)
-
-
-def _check_fuse_fd(fuse_fd: int | None, *, foreground: bool) -> None:
-    """Check that a descriptor is given only to a mount that has a keeper."""
-    if foreground and fuse_fd is not None:
-        raise UsageError("mount: expected one of --fuse-fd and --foreground, got both")
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from dlfs.cli.options import DatasetArgument, JsonOption, VolumeArgument, open_devices
+from dlfs.cli.options import DatasetArgument, DevicesArgument, JsonOption, open_devices
 from dlfs.cli.output import note, print_json
 
 
 def mv(
-    volume: VolumeArgument,
+    volume: DevicesArgument,
     dataset: DatasetArgument,
     new_name: Annotated[str, typer.Argument(metavar="NEW")],
     json: JsonOption = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dlfs.cli.datasets import describe
-from dlfs.cli.options import DatasetArgument, JsonOption, VolumeArgument, confirm, open_devices
+from dlfs.cli.options import DatasetArgument, DevicesArgument, JsonOption, confirm, open_devices
 from dlfs.cli.output import note, print_json
 from dlfs.errors import UsageError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def rm(
-    volume: VolumeArgument,
+    volume: DevicesArgument,
     dataset: DatasetArgument,
     all_versions: Annotated[bool, typer.Option("--all-versions")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y")] = False,
@@ -60,7 +60,7 @@ def _choose(volume: Volume, wanted: str, *, all_versions: bool) -> list[DatasetI
 
 
 def prune(
-    volume: VolumeArgument,
+    volume: DevicesArgument,
     dataset: DatasetArgument,
     keep: Annotated[int, typer.Option("--keep", "-k", metavar="N", min=1)],
     yes: Annotated[bool, typer.Option("--yes", "-y")] = False,

@@ -10,14 +10,14 @@ import typer
 
 import dlfs
 from dlfs.cli.exits import ExitCode
-from dlfs.cli.options import JsonOption, VolumeArgument, confirm
+from dlfs.cli.options import DevicesArgument, JsonOption, confirm
 from dlfs.cli.output import human_size, note, print_json
 from dlfs.cli.progress import progress_bar
 from dlfs.errors import UsageError
 
 
 def repair(
-    volume: VolumeArgument,
+    volume: DevicesArgument,
     member: Annotated[int | None, typer.Option(metavar="N")] = None,
     replacement: Annotated[str | None, typer.Option("--with", metavar="URI")] = None,
     force: Annotated[bool, typer.Option("--force", "-f")] = False,

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from dlfs.base.units import format_count
-from dlfs.cli.options import JsonOption, VolumeArgument, open_devices, parse_size
+from dlfs.cli.options import DevicesArgument, JsonOption, open_devices, parse_size
 from dlfs.cli.output import human_size, note, print_json
 from dlfs.cli.progress import progress_bar
 
 
 def grow(
-    volume: VolumeArgument,
+    volume: DevicesArgument,
     devices: Annotated[list[str], typer.Argument(metavar="URI...")],
     size: Annotated[str | None, typer.Option("--size", "-s")] = None,
     force: Annotated[bool, typer.Option("--force", "-f")] = False,
@@ -44,7 +44,7 @@ def grow(
 
 
 def shrink(
-    volume: VolumeArgument,
+    volume: DevicesArgument,
     members: Annotated[list[str], typer.Argument(metavar="MEMBER...")],
     json: JsonOption = False,
 ) -> None:
@@ -70,7 +70,7 @@ def shrink(
     note(f"removed {', '.join(report.removed)}, {moved} moved; the volume is now {uri}")
 
 
-def rebalance(volume: VolumeArgument, json: JsonOption = False) -> None:
+def rebalance(volume: DevicesArgument, json: JsonOption = False) -> None:
     """Spread existing datasets over all devices of a volume that was grown.
 
     Readers go on. If this is interrupted, the volume stays readable and writable, and the same

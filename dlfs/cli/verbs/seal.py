@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlfs.cli.options import JsonOption, Layout, LayoutOption, SeedOption
+from dlfs.base.arguments import Layout
+from dlfs.cli.options import JsonOption, SeedOption
 from dlfs.cli.output import human_rate, human_samples, note, note_left_out, print_json
 from dlfs.cli.progress import progress_bar
 from dlfs.cli.staging import TargetArgument, connect_incoming, is_service
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def seal(
     target: TargetArgument,
     name: Annotated[str, typer.Argument(metavar="NAME")],
-    layout: LayoutOption = Layout.shuffled,
+    layout: Layout = "shuffled",
     seed: SeedOption = 0,
     skip_links: Annotated[bool, typer.Option("--skip-links")] = False,
     allow_empty: Annotated[bool, typer.Option("--allow-empty")] = False,
@@ -28,6 +29,7 @@ def seal(
 
     Args:
         name: The directory in the staging area.
+        layout: Pack in an order drawn from the seed, or in path order.
         skip_links: Leave symbolic links out instead of refusing.
         allow_empty: Make an empty dataset of a directory without files.
 
@@ -41,7 +43,7 @@ def seal(
     from dlfs.staging.protocol import SealOptions
 
     raw = dataset_name_bytes(name)
-    options = SealOptions(layout.value, seed, "skip" if skip_links else "error", allow_empty)
+    options = SealOptions(layout, seed, "skip" if skip_links else "error", allow_empty)
     with progress_bar(f"seal {name}") as bar:
         status = client.seal(
             connect_incoming(target, f"seal {name!r}"),

@@ -13,11 +13,9 @@ from dlfs.cli.options import JsonOption, require_trio
 from dlfs.cli.output import log_events, note, print_json
 from dlfs.cli.verbs.mount import FuseOption, NestedOption
 
-READY_PREFIX = "serving on "
-
 
 def serve(
-    volumes: Annotated[list[str], typer.Argument(metavar="VOLUME")],
+    volumes: Annotated[list[str], typer.Argument(metavar="VOLUME...")],
     mount: Annotated[str | None, typer.Option(metavar="DIR")] = None,
     nested: NestedOption = False,
     incoming: Annotated[str | None, typer.Option(metavar="STAGING")] = None,
@@ -85,7 +83,7 @@ def serve(
         if json:
             print_json({"socket": path, "uri": SCHEME + path, "pid": os.getpid()})
             sys.stdout.flush()
-        note(f"{READY_PREFIX}{SCHEME}{path}")
+        note(f"serving on {SCHEME}{path}")
 
     node.run(ready)
     # Skip the destructors: clients may still read the node's memory, see dlfs.service.process.

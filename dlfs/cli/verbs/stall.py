@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -29,22 +28,6 @@ if TYPE_CHECKING:
     import dlfs
     from dlfs import Dataset
     from dlfs.service.statistics import Activity, MemberActivity
-
-
-class Shuffle(StrEnum):
-    """Orders of an epoch."""
-
-    # ``global`` is a keyword of Python.
-    uniform = "global"
-    chunk = "chunk"
-    storage = "none"
-
-
-_ORDERS: dict[Shuffle, dlfs.Shuffle | None] = {
-    Shuffle.uniform: "global",
-    Shuffle.chunk: "chunk",
-    Shuffle.storage: None,
-}
 
 
 _ACTIVITIES = {
@@ -89,7 +72,7 @@ def stall(
     batch: Annotated[int, typer.Option(min=1)] = 256,
     seconds: Annotated[float, typer.Option(min=0.1)] = 10.0,
     step_ms: Annotated[float, typer.Option(min=0)] = 0.0,
-    shuffle: Annotated[Shuffle, typer.Option(metavar="global|chunk|none")] = Shuffle.uniform,
+    shuffle: Literal["global", "chunk", "none"] = "global",
     memory: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     json: JsonOption = False,
@@ -101,7 +84,7 @@ def stall(
         seconds: Seconds to read.
         step_ms: Time that training takes for a batch, in ms; stall sleeps.
         shuffle: Order of the epoch.
-        memory: Sample memory [$DLFS_MEMORY, or 256MiB].
+        memory: Sample memory [$DLFS_MEMORY, or 1GiB, at most an 8th of what the process may use].
         plot: Draw the result as FILE: .png, .svg or .pdf.
 
     Examples:
@@ -113,8 +96,8 @@ def stall(
 
     if plot is not None:
         check_plot(plot)
-    with open_dataset(volume, dataset, memory_bytes=parse_size(memory)) as (_, opened):
-        order = _ORDERS[shuffle]
+    with open_dataset(volume, dataset, memory_bytes=parse_size(memory)) as opened:
+        order = None if shuffle == "none" else shuffle
         run = _measure(opened, batch, seconds, step_ms / 1000, order)
         title = f"{opened.name}@{opened.version}"
     verdict_text = verdict(run.seen, run.waited_share)

@@ -47,7 +47,7 @@ def stat(
         dlfs stat photos.img photos dog/0001.jpg
         dlfs stat photos.img photos@1 --index -1 --json
     """
-    with open_dataset(volume, dataset) as (_, found):
+    with open_dataset(volume, dataset) as found:
         if not paths and not index:
             _show_dataset(found, json=json)
             return

@@ -6,15 +6,14 @@ DLFS does not run on storage nodes. ``dlfs target recipe`` prints the commands t
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from dlfs.cli.output import note
-from dlfs.cli.verb import VerbGroup, add_verb
+from dlfs.cli.verb import add_verb, make_group
 
-app = typer.Typer(cls=VerbGroup, rich_markup_mode=None)
+app = make_group("Print recipes for storage nodes, which run a standard target.")
 
 # Options of an export, also those of 'dlfs compose create'.
 AddressOption = Annotated[
@@ -39,24 +38,11 @@ _NEXT = {
 }
 
 
-class Kind(StrEnum):
-    """Kinds of targets; the names in ``dlfs.fabric.recipes.RECIPES``."""
-
-    NVMET = "nvmet"
-    NVMETCLI = "nvmetcli"
-    SPDK = "spdk"
-
-
-@app.callback()
-def target() -> None:
-    """Print recipes for storage nodes, which run a standard target."""
-
-
 def recipe(
     device: Annotated[str, typer.Argument(metavar="DEVICE")],
     address: AddressOption,
     allow: AllowOption,
-    kind: Annotated[Kind, typer.Option("--kind", "-k", metavar="nvmet|nvmetcli|spdk")] = Kind.NVMET,
+    kind: Annotated[Literal["nvmet", "nvmetcli", "spdk"], typer.Option("--kind", "-k")] = "nvmet",
     nqn: NqnOption = "",
     port: PortOption = 4420,
     discovery_port: DiscoveryPortOption = 8009,

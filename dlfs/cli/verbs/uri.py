@@ -39,7 +39,10 @@ def _explain_all(json: bool) -> None:
         # Earlier releases listed schemes that they could not open.
         print_json({"schemes": [asdict(scheme) | {"available": True} for scheme in schemes]})
         return
-    print_text("A volume is one or more devices: URI,URI,...\n")
+    print_text(
+        "A volume is one or more devices: URI,URI,... To read or mount one that a service has, "
+        "name its socket instead: unix:PATH.\n"
+    )
     for scheme in schemes:
         print_text(scheme.scheme, style="bold cyan")
         for line in (scheme.summary, scheme.form, f"e.g. {scheme.example}"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dlfs.cli.exits import ExitCode
-from dlfs.cli.options import JsonOption, OptionalDatasetArgument, VolumeArgument, open_devices
+from dlfs.cli.options import DevicesArgument, JsonOption, OptionalDatasetArgument, open_devices
 from dlfs.cli.output import (
     human_count,
     human_rate,
@@ -55,7 +55,7 @@ _WHY = "this reads the devices themselves"
 
 
 def verify(
-    volume: VolumeArgument, dataset: OptionalDatasetArgument = None, json: JsonOption = False
+    volume: DevicesArgument, dataset: OptionalDatasetArgument = None, json: JsonOption = False
 ) -> None:
     """Check superblocks, catalog, directories and every sample; report all damage.
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from dlfs.base.units import MIB, format_bytes
-from dlfs.block.uri import NVME_TCP_PORT
 from dlfs.errors import UsageError
 from dlfs.fabric.recipes import Export
 
@@ -44,8 +43,8 @@ def check_size(size_bytes: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamespaceRequest:
-    """A namespace to compose on a storage node.
+class NamespaceRequest(Export):
+    """A namespace to compose on a storage node, and its export.
 
     Args:
         name: name, unique on the target.
@@ -69,11 +68,9 @@ class NamespaceRequest:
     name: str
     size_bytes: int
     store: str
-    address: str
-    allowed_hosts: tuple[str, ...]
-    nqn: str = ""
-    port: int = NVME_TCP_PORT
-    discovery_port: int = 8009
+    device: str = field(init=False, default="")
+    auth: bool = field(init=False, default=False)
+    tls: bool = field(init=False, default=False)
     dhchap_key: str = ""
     dhchap_ctrl_key: str = ""
     tls_psk: str = ""
@@ -90,29 +87,18 @@ class NamespaceRequest:
             raise UsageError(
                 f"compose {self.name}: expected a dhchap_key with the dhchap_ctrl_key, got none"
             )
+        object.__setattr__(self, "device", f"/{self.store.strip('/')}/{self.name}")
         if not self.nqn:
-            place = f"nvme-tcp://{self.address}/{self.store.strip('/')}/{self.name}"
+            place = f"nvme-tcp://{self.address}{self.device}"
             made = f"nqn.2014-08.org.nvmexpress:uuid:{uuid5(NAMESPACE_URL, place)}"
             object.__setattr__(self, "nqn", made)
-        _ = self.export  # which checks the other values
+        super().__post_init__()
 
     @property
     def key_options(self) -> str:
         """The options that a trainer's URI needs for the keys, each after an ampersand."""
         names = ("dhchap_key", "dhchap_ctrl_key", "tls_psk")
         return "".join(f"&{name}={getattr(self, name)}" for name in names if getattr(self, name))
-
-    @property
-    def export(self) -> Export:
-        """The export of the namespace, in the terms of recipes."""
-        return Export(
-            device=f"/{self.store.strip('/')}/{self.name}",
-            address=self.address,
-            allowed_hosts=self.allowed_hosts,
-            nqn=self.nqn,
-            port=self.port,
-            discovery_port=self.discovery_port,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

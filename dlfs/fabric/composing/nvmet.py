@@ -14,7 +14,6 @@ import os
 import shlex
 import subprocess
 from pathlib import PurePosixPath
-from typing import Self
 from uuid import UUID
 
 from dlfs.errors import (
@@ -30,10 +29,9 @@ from dlfs.fabric.composing.namespaces import (
     MODEL,
     ComposedNamespace,
     NamespaceRequest,
-    check_resize,
     format_listener,
 )
-from dlfs.fabric.composing.target import find
+from dlfs.fabric.composing.target import ComposingTarget
 from dlfs.fabric.keys import read_key
 from dlfs.fabric.recipes import script
 
@@ -48,7 +46,7 @@ _ERRORS: dict[int, type[DlfsError]] = {2: NotFoundError, 17: ExistsError, 28: Sp
 """Errors by the exit codes of the script."""
 
 
-class NvmetTarget:
+class NvmetTarget(ComposingTarget):
     """The kernel's target on this machine or, by ssh, on another one.
 
     Args:
@@ -63,7 +61,7 @@ class NvmetTarget:
     def __init__(self, host: str = "", *, user: str = "", port: int | None = None) -> None:
         if host.startswith("-") or user.startswith("-"):
             raise UsageError(f"compose: expected a host for ssh, got {user}@{host}")
-        self._what = f"compose on nvmet of {host or 'this machine'}"
+        super().__init__(f"compose on nvmet of {host or 'this machine'}")
         self._command = ["sh"]
         if host:
             place = [f"{user}@{host}" if user else host]
@@ -119,9 +117,6 @@ class NvmetTarget:
         except ValueError as error:
             raise DeviceError(f"{self._what}: expected a namespace, got {line[:200]!a}") from error
 
-    def _find(self, name: str) -> ComposedNamespace:
-        return find(self, name, self._what)
-
     def create(self, request: NamespaceRequest) -> ComposedNamespace:
         """Create and export a namespace, as ``ComposingTarget`` says.
 
@@ -140,19 +135,18 @@ class NvmetTarget:
                 f"{self._what}: nvmet takes TLS keys from its kernel's keyring and needs tlshd; "
                 f"export {request.name} without tls_psk, or on SPDK"
             )
-        export = request.export
         store = request.store.rstrip("/")
         settings = {
             "name": request.name,
             "nqn": request.nqn,
-            "uuid": str(export.uuid),
+            "uuid": str(request.uuid),
             "store": store or "/",
             "file": f"{store}/{request.name}{_SUFFIX}",
             "size_bytes": str(request.size_bytes),
-            "family": export.family,
-            "address": export.address,
-            "ports": " ".join(map(str, export.ports)),
-            "allowed_hosts": " ".join(export.allowed_hosts),
+            "family": request.family,
+            "address": request.address,
+            "ports": " ".join(map(str, request.ports)),
+            "allowed_hosts": " ".join(request.allowed_hosts),
             # The script reaches the storage node on ssh's standard input, never as an argument.
             "dhchap_key": read_key(request.dhchap_key) if request.dhchap_key else "",
             "dhchap_ctrl_key": read_key(request.dhchap_ctrl_key) if request.dhchap_ctrl_key else "",
@@ -166,27 +160,11 @@ class NvmetTarget:
         self._run("create", settings)
         return self._find(request.name)
 
-    def resize(self, name: str, size_bytes: int, *, shrink: bool = False) -> ComposedNamespace:
-        """Change the size of a namespace, as ``ComposingTarget`` says."""
-        found = self._find(name)
-        check_resize(found, size_bytes, shrink=shrink)
+    def _resize(self, found: ComposedNamespace, size_bytes: int) -> None:
         self._run("resize", {**_place(found), "size_bytes": str(size_bytes)})
-        return self._find(name)
 
-    def withdraw(self, name: str, *, delete: bool = False) -> ComposedNamespace:
-        """End the export of a namespace, as ``ComposingTarget`` says."""
-        found = self._find(name)
+    def _withdraw(self, found: ComposedNamespace, *, delete: bool) -> None:
         self._run("withdraw", {**_place(found), "delete": str(int(delete))})
-        return found
-
-    def close(self) -> None:
-        """Do nothing: no connection stays open."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def _place(found: ComposedNamespace) -> dict[str, str]:

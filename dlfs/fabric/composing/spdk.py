@@ -15,7 +15,7 @@ import json
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
 
 from dlfs.base.extras import install_command
@@ -32,19 +32,18 @@ from dlfs.fabric.composing.namespaces import (
     MODEL,
     ComposedNamespace,
     NamespaceRequest,
-    check_resize,
     format_listener,
 )
-from dlfs.fabric.composing.target import find
+from dlfs.fabric.composing.target import ComposingTarget
 from dlfs.fabric.keys import key_directory, read_key
-from dlfs.fabric.recipes import DISCOVERY_NQN, Export
+from dlfs.fabric.recipes import DISCOVERY_NQN
 
 _TIMEOUT_S = 60.0
 _TRANSFER_BYTES_MAX = 1 << 20
 """Most bytes of one command. SPDK's default, 128 KiB, would split the reads of whole chunks."""
 
 
-class SpdkTarget:
+class SpdkTarget(ComposingTarget):
     """A running nvmf_tgt.
 
     Args:
@@ -63,7 +62,7 @@ class SpdkTarget:
             raise UsageError(
                 f"compose on SPDK: expected the package spdk; {install_command('spdk')}"
             ) from error
-        self._what = f"compose on nvmf_tgt at {address}" + (f":{port}" if port else "")
+        super().__init__(f"compose on nvmf_tgt at {address}" + (f":{port}" if port else ""))
         self._refusal: type[Exception] = JSONRPCException
         try:
             self._client = JSONRPCClient(address, port, timeout=_TIMEOUT_S)
@@ -117,9 +116,6 @@ class SpdkTarget:
                 sorted(host["nqn"] for host in subsystem["hosts"] if host.get("dhchap_key"))
             ),
         )
-
-    def _find(self, name: str) -> ComposedNamespace:
-        return find(self, name, self._what)
 
     def _subsystem(self, nqn: str) -> dict[str, Any] | None:
         found = [each for each in self._call("nvmf_get_subsystems") if each["nqn"] == nqn]
@@ -265,24 +261,24 @@ class SpdkTarget:
         subsystem: dict[str, Any],
         keys: dict[str, str],
     ) -> None:
-        export, nqn = request.export, request.nqn
+        nqn = request.nqn
         if not any(each["trtype"] == "TCP" for each in self._call("nvmf_get_transports")):
             self._call("nvmf_create_transport", trtype="TCP", max_io_size=_TRANSFER_BYTES_MAX)
         known = {host["nqn"] for host in subsystem["hosts"]}
-        for host in export.allowed_hosts:
+        for host in request.allowed_hosts:
             if host not in known:
                 self._call("nvmf_subsystem_add_host", nqn=nqn, host=host, **keys)
             elif "dhchap_key" in keys:
                 chap = {name: key for name, key in keys.items() if name != "psk"}
                 self._call("nvmf_subsystem_set_keys", nqn=nqn, host=host, **chap)
-        for host in known - set(export.allowed_hosts):
+        for host in known - set(request.allowed_hosts):
             self._call("nvmf_subsystem_remove_host", nqn=nqn, host=host)
         if not subsystem["namespaces"]:
-            space = {"bdev_name": alias, "nsid": 1, "uuid": str(export.uuid)}
+            space = {"bdev_name": alias, "nsid": 1, "uuid": str(request.uuid)}
             self._call("nvmf_subsystem_add_ns", nqn=nqn, namespace=space)
-        self._listen(nqn, export, export.port, secure=bool(request.tls_psk))
-        self._listen(DISCOVERY_NQN, export, export.discovery_port)
-        self._list_hosts(export.allowed_hosts)
+        self._listen(nqn, request, request.port, secure=bool(request.tls_psk))
+        self._listen(DISCOVERY_NQN, request, request.discovery_port)
+        self._list_hosts(request.allowed_hosts)
 
     def _list_hosts(self, hosts: tuple[str, ...]) -> None:
         """Have discovery answer hosts; with an export with TLS, it answers listed ones only."""
@@ -292,41 +288,30 @@ class SpdkTarget:
             if host not in listed:
                 self._call("nvmf_subsystem_add_host", nqn=DISCOVERY_NQN, host=host)
 
-    def _listen(self, nqn: str, export: Export, port: int, *, secure: bool = False) -> None:
+    def _listen(
+        self, nqn: str, request: NamespaceRequest, port: int, *, secure: bool = False
+    ) -> None:
         subsystem = self._subsystem(nqn)
         listening = subsystem["listen_addresses"] if subsystem is not None else []
-        if any((at["traddr"], at["trsvcid"]) == (export.address, str(port)) for at in listening):
+        if any((at["traddr"], at["trsvcid"]) == (request.address, str(port)) for at in listening):
             return
         place = {
             "trtype": "TCP",
-            "adrfam": export.family.replace("ip", "IP"),
-            "traddr": export.address,
+            "adrfam": request.family.replace("ip", "IP"),
+            "traddr": request.address,
             "trsvcid": str(port),
         }
         options = {"secure_channel": True} if secure else {}
         self._call("nvmf_subsystem_add_listener", nqn=nqn, listen_address=place, **options)
 
-    def resize(self, name: str, size_bytes: int, *, shrink: bool = False) -> ComposedNamespace:
-        """Change the size of a namespace, as ``ComposingTarget`` says.
-
-        The size is rounded up to whole clusters of the lvol store.
-        """
-        found = self._find(name)
-        check_resize(found, size_bytes, shrink=shrink)
+    def _resize(self, found: ComposedNamespace, size_bytes: int) -> None:
         self._call("bdev_lvol_resize", name=found.backing, size_in_mib=size_bytes // MIB)
-        return self._find(name)
 
-    def withdraw(self, name: str, *, delete: bool = False) -> ComposedNamespace:
-        """End the export of a namespace, as ``ComposingTarget`` says.
-
-        The discovery service's listener stays, for other exports.
-        """
-        found = self._find(name)
+    def _withdraw(self, found: ComposedNamespace, *, delete: bool) -> None:
         self._remove_export(found.nqn)
-        self._remove_keys(name, keep=set())
+        self._remove_keys(found.name, keep=set())
         if delete:
             self._call("bdev_lvol_delete", name=found.backing)
-        return found
 
     def _remove_export(self, nqn: str) -> None:
         if self._subsystem(nqn) is not None:
@@ -335,12 +320,6 @@ class SpdkTarget:
     def close(self) -> None:
         """Close the connection. Idempotent."""
         self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def _message(text: str) -> str:

@@ -27,6 +27,11 @@ rpc() {
     spdk-rpc -s "$socket" "$@"
 }
 
+check_target() {
+    command -v spdk-rpc >/dev/null || fail "spdk-rpc is not installed: pip install spdk"
+    rpc spdk_get_version >/dev/null 2>&1 || fail "no nvmf_tgt answers at $socket"
+}
+
 # add_key FILE KIND OPTION: make a key known to nvmf_tgt; adds OPTION with its name to $key_options.
 # The name is new each time, since nvmf_tgt keeps what it has read.
 add_key() {
@@ -125,6 +130,7 @@ prepare_tls() {
 
 start() {
     check_device
+    check_target
     [ -z "$tls_keys" ] || prepare_tls
     ! exported started || fail "$nqn is exported already; undo it first"
     rpc nvmf_get_transports --trtype TCP >/dev/null 2>&1 || \
@@ -148,6 +154,7 @@ start() {
 }
 
 verify() {
+    check_target
     exported whole
     printf 'exported %s as %s at %s, ports %s, to:\n' "$device" "$nqn" "$address" "$ports"
     printf '%s\n' $allowed_hosts
@@ -155,6 +162,7 @@ verify() {
 
 rotate() {
     [ -n "$keys$tls_keys" ] || fail "this export demands no keys"
+    check_target
     present=
     for host in $allowed_hosts; do
         add_keys "$host"
@@ -171,6 +179,7 @@ rotate() {
 }
 
 undo() {
+    check_target
     if exported discovery && ! exported shared; then
         rpc nvmf_subsystem_remove_listener "$discovery" -t TCP -f "$family" -a "$address" \
             -s "$discovery_port"

@@ -21,7 +21,6 @@ import pytest
 from rich.cells import cell_len
 
 import dlfs
-from dlfs.cli.verbs.target import Kind
 from dlfs.fabric.recipes import RECIPES, Export
 from tests.fuse.mounting import wait_for_exit
 from tests.support.nvme import DiscoveryRecord, ScriptedTarget
@@ -305,8 +304,8 @@ def test_discover(terminal: Terminal, snapshot) -> None:
         assert collage(pictures) == snapshot
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_target_recipe(terminal: Terminal, snapshot, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", RECIPES)
+def test_target_recipe(terminal: Terminal, snapshot, kind: str) -> None:
     """A script is printed as it is, to be copied; what to do with it fits the terminal."""
     export = Export(device="/data/a disk", address="fd00::7", allowed_hosts=(HOST,))
     options = ("--address", export.address, "--allow", HOST, "--kind", kind)

@@ -61,7 +61,7 @@ def test_create_exports_an_empty_file(
     assert made == ComposedNamespace(
         name="a",
         nqn=wanted.nqn,
-        uuid=wanted.export.uuid,
+        uuid=wanted.uuid,
         size_bytes=2 * MIB,
         backing=str(file),
         listeners=("10.0.0.11:4420", "10.0.0.11:8009"),

@@ -93,6 +93,19 @@ def test_names_are_generated_by_default() -> None:
     assert export_of("/dev/x", address="fd00::1").family == "ipv6"
 
 
+def test_spdk_needs_its_target(tmp_path: Path) -> None:
+    export = spdk_script(export_of("/dev/null"))
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    (tmp_path / "spdk-rpc").write_text("#!/bin/sh\nexit 1\n")
+    for mode, reason in ((0o644, "spdk-rpc is not installed"), (0o755, "no nvmf_tgt answers at")):
+        (tmp_path / "spdk-rpc").chmod(mode)
+        for verb in ("verify", "undo"):
+            done = subprocess.run(
+                ["sh", "-s", verb], input=export, capture_output=True, text=True, env=environment
+            )
+            assert (done.returncode, reason in done.stderr) == (1, True)
+
+
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"]), max_size=40))
 @settings(max_examples=30)
 def test_settings_are_quoted(name: str) -> None:
