@@ -188,7 +188,7 @@ def length_batches(
         "window_samples": check(window_samples, 1, None, option="window_samples"),
     }
     made = make_options(length_batches, EpochKeywords, options, batch_size=1).with_copies()
-    plan = LastOrder(partial(LengthPlan, dataset, **limits))
+    plan = LastOrder(lambda options: LengthPlan(dataset, options, **limits))
     return Epoch(
         lambda: _LengthReader(open_reader(dataset, made.fields), plan),
         made,
