@@ -9,7 +9,7 @@ import pytest
 
 from dlfs._native import abi
 from dlfs._native.device import NativeDevice
-from dlfs._native.nvme import _format_id, open_nvme, read_status, run_command
+from dlfs._native.nvme import format_namespace_id, open_nvme, read_status, run_command
 from dlfs.errors import DeviceError, UsageError
 
 HOST_ID = UUID("6e8b5a3c-0c2f-4f0a-9d0e-2f6f6d1f4b7a")
@@ -72,7 +72,7 @@ def test_other_devices_have_no_controller() -> None:
 
 def test_identifiers_as_text() -> None:
     value = HOST_ID.bytes
-    assert _format_id(abi.NVME_ID_NONE, value) is None
-    assert _format_id(abi.NVME_ID_UUID, value) == f"uuid:{HOST_ID}"
-    assert _format_id(abi.NVME_ID_NGUID, value) == f"nguid:{HOST_ID.hex}"
-    assert _format_id(abi.NVME_ID_EUI64, value) == f"eui64:{HOST_ID.hex[:16]}"
+    assert format_namespace_id(abi.NVME_ID_NONE, value) is None
+    assert format_namespace_id(abi.NVME_ID_UUID, value) == f"uuid:{HOST_ID}"
+    assert format_namespace_id(abi.NVME_ID_NGUID, value) == f"nguid:{HOST_ID.hex}"
+    assert format_namespace_id(abi.NVME_ID_EUI64, value) == f"eui64:{HOST_ID.hex[:16]}"

@@ -21,7 +21,8 @@ import pytest
 
 import dlfs
 from dlfs.adapters.files import directories
-from dlfs.adapters.fsspec import BATCH_BYTES, DlfsFileSystem, _groups
+from dlfs.adapters.fsspec import BATCH_BYTES, DlfsFileSystem
+from dlfs.adapters.grouping import group_by_bytes
 from dlfs.base.extras import install_command
 from tests.unit.adapters.conftest import COUNT
 
@@ -266,15 +267,11 @@ def test_many_files_are_one_batch(volume_path, samples, reads):
 
 
 def test_batches_are_of_bounded_size():
-    class Lengths:
-        def lengths(self, indices: list[int]) -> list[int]:
-            return [BATCH_BYTES // 4 + 1] * len(indices)
-
     places = [(position, position + 100) for position in range(10)]
-    parts = list(_groups(Lengths(), places))  # type: ignore[arg-type]
+    parts = list(group_by_bytes(places, [BATCH_BYTES // 4 + 1] * len(places), BATCH_BYTES))
     assert [place for part in parts for place in part] == places
     assert max(map(len, parts)) == 4
-    assert list(_groups(Lengths(), [])) in ([], [[]])  # type: ignore[arg-type]
+    assert list(group_by_bytes([], [], BATCH_BYTES)) == []
 
 
 def test_errors_of_single_files(fs, base):
