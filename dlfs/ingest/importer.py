@@ -104,7 +104,7 @@ def open_source(
         with copies.note_on_error(), copies.named():
             copies.fetch(fetch_progress)
         with copies.named():
-            local = [copies.copies(text) if is_url(text) else [text] for text in texts]
+            local = [copies.copies[text] if is_url(text) else [text] for text in texts]
             source = _open_local(
                 [*chain.from_iterable(local)], format_name, options or {}, are_copies=True
             )

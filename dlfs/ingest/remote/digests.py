@@ -14,8 +14,8 @@ import hashlib
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from dlfs._native.checksums import crc32c
 from dlfs.base.units import MIB
@@ -36,25 +36,6 @@ _FIELDS = {
     "ChecksumCRC32": "crc32",
     "ChecksumCRC32C": "crc32c",
 }
-
-
-class _Hasher(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-    def hexdigest(self) -> str: ...
-
-
-class _Crc:
-    """A CRC of 32 bits with the interface of ``hashlib``."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-        self._value = 0
-
-    def update(self, data: bytes, /) -> None:
-        self._value = self._function(data, self._value)
-
-    def hexdigest(self) -> str:
-        return f"{self._value:08x}"
 
 
 def find_digests(info: Mapping[str, Any]) -> Digests:
@@ -98,16 +79,18 @@ def compute(file: int, first: int, last: int, algorithms: Iterable[str]) -> Dige
         last: offset behind the last byte.
         algorithms: names from ``Digests``.
     """
-    crcs = {"crc32": zlib.crc32, "crc32c": crc32c}
-    hashers: dict[str, _Hasher] = {
-        name: _Crc(crcs[name]) if name in crcs else hashlib.new(name, usedforsecurity=False)
-        for name in algorithms
-    }
+    functions: dict[str, Callable[[bytes, int], int]] = {"crc32": zlib.crc32, "crc32c": crc32c}
+    names = set(algorithms)
+    crcs = dict.fromkeys(names & functions.keys(), 0)
+    hashers = {name: hashlib.new(name, usedforsecurity=False) for name in names - crcs.keys()}
     while first < last and (block := os.pread(file, min(_BLOCK_BYTES, last - first), first)):
         first += len(block)
+        for name, crc in crcs.items():
+            crcs[name] = functions[name](block, crc)
         for hasher in hashers.values():
             hasher.update(block)
-    return {name: hasher.hexdigest() for name, hasher in hashers.items()}
+    found = {name: hasher.hexdigest() for name, hasher in hashers.items()}
+    return found | {name: f"{crc:08x}" for name, crc in crcs.items()}
 
 
 def file_crc(file: int, first: int, last: int) -> int:

@@ -54,16 +54,9 @@ class _Open:
         self.lock = Lock()
         self.digests: Digests = dict(fetch.item.digests)
         self.pieces_left = 0
-        self._owner = Descriptor()
+        self.file = Descriptor()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._owner.fill(os.open, fetch.part, flags, 0o600)
-
-    @property
-    def file(self) -> int:
-        return self._owner.value
-
-    def close(self) -> None:
-        self._owner.close()
+        self.file.fill(os.open, fetch.part, flags, 0o600)
 
 
 _Task = tuple[_Open, int, int]
@@ -105,13 +98,11 @@ class Fetcher:
                     future.result()
             finally:
                 self._stop.set()
-        # The threads have ended.
 
     def close(self) -> None:
         """Close the files of objects that are not complete."""
-        for opened in self._open:
-            opened.close()
-        self._open.clear()
+        while self._open:
+            self._open.pop().file.close()
 
     def _work(self) -> None:
         try:
@@ -141,7 +132,7 @@ class Fetcher:
         """Yield the pieces that no earlier run has fetched, or that are damaged since."""
         fetch, known = opened.fetch, self._manifest.pieces(opened.fetch.key)
         for first, last in _pieces(fetch.item):
-            if first not in known or file_crc(opened.file, first, last) != known[first]:
+            if first not in known or file_crc(opened.file.value, first, last) != known[first]:
                 yield first, last
 
     def _run_task(self, opened: _Open, first: int, last: int) -> None:
@@ -158,27 +149,44 @@ class Fetcher:
         fetch, item = opened.fetch, opened.fetch.item
 
         def request() -> tuple[Digests, int]:
-            writer = _PieceWriter(opened, first, last)
-            digests = fetch.store.read(item, first, last, writer.write)
-            writer.check_end()
-            return digests, writer.crc
+            position, crc = first, 0
+
+            def write(data: bytes) -> None:
+                """Write the next bytes to their place in the file."""
+                nonlocal position, crc
+                left = memoryview(data)
+                if len(left) > last - position:
+                    raise IncompleteError(f"expected {last - first} bytes, got more")
+                crc = crc32c(left, crc)
+                while left:
+                    with disk_errors(fetch.part):  # another request cannot help
+                        count = os.pwrite(opened.file.value, left, position)
+                    position, left = position + count, left[count:]
+
+            digests = fetch.store.read(item, first, last, write)
+            if position != last:
+                raise IncompleteError(
+                    f"expected {last - first} bytes, got {position - first} before the response "
+                    "ended"
+                )
+            return digests, crc
 
         what = f"import {item.shown}: read bytes {first} to {last}"
         digests, crc = with_retries(request, what, self._stop)
         with opened.lock:
             opened.digests.update(digests)
         if last - first < item.size_bytes:
-            self._manifest.add_piece(fetch.key, first, crc, digests)
+            self._manifest.append(fetch.key, piece=first, crc32c=crc, digests=digests)
 
     def _finish(self, opened: _Open) -> None:
         """Check an object that is complete, record it, and give its file its name."""
         fetch, item = opened.fetch, opened.fetch.item
         for attempt in range(_FETCHES_MAX):
-            got = compute(opened.file, 0, item.size_bytes, {*opened.digests, "crc32c"})
+            got = compute(opened.file.value, 0, item.size_bytes, {*opened.digests, "crc32c"})
             wrong = [name for name, digits in opened.digests.items() if got[name] != digits]
             if not wrong:
                 break
-            self._manifest.drop_pieces(fetch.key)
+            self._manifest.append(fetch.key, dropped=True)
             if attempt + 1 == _FETCHES_MAX:
                 name = wrong[0]
                 raise ChecksumError(
@@ -188,46 +196,15 @@ class Fetcher:
             for first, last in _pieces(item):
                 self._fetch(opened, first, last)
         with_retries(lambda: fetch.store.check_unchanged(item), f"import {item.shown}", self._stop)
-        os.ftruncate(opened.file, item.size_bytes)
-        self._manifest.add_object(
-            fetch.key, item.shown, item.size_bytes, item.version, int(got["crc32c"], 16)
-        )
+        os.ftruncate(opened.file.value, item.size_bytes)
+        crc = int(got["crc32c"], 16)
+        facts = {"url": item.shown, "bytes": item.size_bytes, "version": item.version}
+        self._manifest.append(fetch.key, **facts, crc32c=crc)
         os.rename(fetch.part, fetch.target)
         with self._lock:
             self._open.discard(opened)
-            opened.close()
+            opened.file.close()
             self._meter.add(1, item.size_bytes)
-
-
-class _PieceWriter:
-    """Writes the bytes of a piece, as they come, to their place in a file."""
-
-    def __init__(self, opened: _Open, first: int, last: int) -> None:
-        self._file = opened.file
-        self._path = opened.fetch.part
-        self._position = self._first = first
-        self._last = last
-        self.crc = 0
-
-    def write(self, data: bytes) -> None:
-        """Write the next bytes."""
-        left = memoryview(data)
-        if len(left) > self._last - self._position:
-            raise IncompleteError(f"expected {self._last - self._first} bytes, got more")
-        self.crc = crc32c(left, self.crc)
-        while left:
-            with disk_errors(self._path):  # another request cannot help
-                count = os.pwrite(self._file, left, self._position)
-            self._position += count
-            left = left[count:]
-
-    def check_end(self) -> None:
-        """Raise IncompleteError if bytes are missing."""
-        if self._position != self._last:
-            raise IncompleteError(
-                f"expected {self._last - self._first} bytes, "
-                f"got {self._position - self._first} before the response ended"
-            )
 
 
 def _pieces(item: RemoteObject) -> Iterator[tuple[int, int]]:

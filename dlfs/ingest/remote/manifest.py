@@ -15,10 +15,10 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from dlfs._native.handle import Descriptor
+from dlfs.base.closing import closed_on_error
 from dlfs.base.forks import Lock
 
 
@@ -47,11 +47,8 @@ class Manifest:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = Descriptor()
         self._file.fill(os.open, path, flags, 0o600)
-        try:
+        with closed_on_error(self):
             self._read()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def is_empty(self) -> bool:
@@ -68,26 +65,20 @@ class Manifest:
         with self._lock:
             return dict(self._pieces.get(key, {}))
 
-    def add_piece(self, key: str, offset: int, crc: int, digests: Mapping[str, str]) -> None:
-        """Record a piece whose bytes are in the object's file, and digests of the object."""
-        record = {"object": key, "piece": offset, "crc32c": crc}
-        self._append(record | ({"digests": dict(digests)} if digests else {}))
-
-    def drop_pieces(self, key: str) -> None:
-        """Forget the pieces of an object that are not what its store says."""
-        self._append({"object": key, "dropped": True})
-
-    def add_object(self, key: str, url: str, size_bytes: int, version: str, crc: int) -> None:
-        """Record an object all of whose bytes are in its file; its URL is for readers only."""
-        self._append(
-            {"object": key, "url": url, "bytes": size_bytes, "version": version, "crc32c": crc}
-        )
-
     def close(self) -> None:
         """Close the file; closing it again does nothing."""
         self._file.close()
 
-    def _append(self, record: dict[str, Any]) -> None:
+    def append(self, key: str, **record: Any) -> None:
+        """Append a record of an object.
+
+        Args:
+            key: key of the object.
+            record: ``piece``, ``crc32c`` and ``digests`` of a piece whose bytes are in the object's
+                file: its offset, and digests of the object; ``dropped`` if the pieces are not what
+                the store says; or ``crc32c`` and more of an object all of whose bytes are there.
+        """
+        record = {"object": key, **record}
         with self._lock:
             line = json.dumps(record).encode() + b"\n"
             if os.write(self._file.value, line) != len(line):

@@ -11,7 +11,9 @@ import os
 import stat
 
 from dlfs._native.handle import Descriptor
-from dlfs.errors import DeviceError, UsageError
+from dlfs.base.closing import closed_on_error
+from dlfs.errors import UsageError
+from dlfs.ingest.source import device_errors
 
 OWNER_ONLY = 0o700
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -32,28 +34,19 @@ def open_private_directory(path: str, action: str) -> Descriptor:
             put another directory in its place.
         DeviceError: it cannot be made.
     """
-    try:
+    what = f"{action}: make the directory {path}"
+    with device_errors(what):
         _make(path)
         _check_parent(os.stat(os.path.dirname(path)), os.path.dirname(path), action)
         if os.path.islink(path) or not os.path.isdir(path):
             raise UsageError(f"{action}: expected a directory, got a link or a file: {path}")
         opened = Descriptor()
         opened.fill(os.open, path, _FLAGS)
-    except OSError as error:
-        text = f"{action}: make the directory {path}: {error.strerror or error}"
-        raise DeviceError(text, error.errno or 0) from error
-    try:
+    with closed_on_error(opened), device_errors(f"{what} private"):
         status = os.fstat(opened.value)
         _check_own(status, path, action)
         if stat.S_IMODE(status.st_mode) != OWNER_ONLY:
             os.fchmod(opened.value, OWNER_ONLY)
-    except OSError as error:
-        opened.close()
-        text = f"{action}: make the directory {path} private: {error.strerror or error}"
-        raise DeviceError(text, error.errno or 0) from error
-    except BaseException:
-        opened.close()
-        raise
     return opened
 
 

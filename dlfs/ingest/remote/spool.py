@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dlfs._native.handle import Descriptor
+from dlfs.base.closing import closed_on_error
 from dlfs.base.threads import ThreadPool
 from dlfs.base.units import MIB
 from dlfs.base.wording import redact
@@ -76,18 +77,16 @@ class Spool:
         """The URLs, with those that braces and globs stand for."""
         self.paths: list[str] = []
         """Path of the local copy of each of ``sources``."""
-        self._by_url: dict[str, list[str]] = {}
+        self.copies: dict[str, list[str]] = {}
+        """Paths of the local copies of what each of the URLs stands for."""
         action = f"import {redact(urls[0])}: use the spool directory"
         self._lock = open_private_directory(self.folder, action)
-        try:
+        with closed_on_error(self._lock):
             self._take_lock()
             for name in ("parts", "files"):
                 open_private_directory(f"{self.folder}/{name}", action).close()
             with disk_errors(self.folder):
                 self._manifest = Manifest(f"{self.folder}/manifest.jsonl")
-        except BaseException:
-            self._lock.close()
-            raise
 
     def fetch(self, progress: ProgressCallback | None = None) -> None:
         """List the objects and fetch those that are missing; called once.
@@ -115,10 +114,6 @@ class Spool:
                 fetcher.run()
             finally:
                 fetcher.close()
-
-    def copies(self, url: str) -> list[str]:
-        """Return the paths of the local copies of what one of the URLs stands for."""
-        return self._by_url[url]
 
     def remove(self) -> None:
         """Delete the local copies, after the import has succeeded."""
@@ -181,7 +176,7 @@ class Spool:
                     self.paths.append(f"{self.folder}/files/{len(found)}/{base_name(url)}")
                     self.sources.append(url)
                     found.append(store)
-            self._by_url[pattern] = self.paths[first:]
+            self.copies[pattern] = self.paths[first:]
         with ThreadPool(REQUESTS, thread_name_prefix="dlfs-list") as executor:
             listed = executor.map(Store.find, found, self.sources)
             wanted = []

@@ -17,7 +17,7 @@ import importlib
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -136,23 +136,20 @@ class Store:
         for full, entry in sorted(found.items()):
             name = full[len(path.rstrip("/")) :].strip("/")
             if not name or full.endswith("/"):  # a key that stands for the folder itself
-                self._check_folder_key(full, entry, what)
-                continue
+                size = entry.get("size") or entry.get("Size") or 0
+                if not size:
+                    continue
+                raise FormatError(
+                    f"{what}: object {redact(full)}: expected no data behind a key that ends with "
+                    f"'/', got {size} bytes; no sample can have this path: copy the object to "
+                    "another key"
+                )
             here = full if is_http(full) else f"{base}/{name}"
             if is_http(url):  # without what only URLs have
                 name = plain_path(f"http://host/{name}").lstrip("/")
             clean = os.fsdecode(clean_path(os.fsencode(name), f"import {redact(here)}"))
             objects.append(self._object(here, full, clean, entry))
         return objects
-
-    def _check_folder_key(self, path: str, entry: Mapping[str, Any], what: str) -> None:
-        """Check that a key that ends with a slash, as that of a folder, has no data."""
-        size = entry.get("size") or entry.get("Size") or 0
-        if size:
-            raise FormatError(
-                f"{what}: object {redact(path)}: expected no data behind a key that ends with '/', "
-                f"got {size} bytes; no sample can have this path: copy the object to another key"
-            )
 
     def match(self, pattern: str) -> list[str]:
         """Return the URLs that a glob matches, sorted.
@@ -285,11 +282,9 @@ class HttpStore(_StreamingStore):
         found = super()._object(url, path, name, info)
         if found.size_bytes <= PIECE_BYTES:
             return found
-        if with_retries(
-            lambda: _run(self._system, self._has_ranges, path), f"import {redact(url)}"
-        ):
-            return found
-        return RemoteObject(url, path, name, found.size_bytes, found.version, found.digests, False)
+        what = f"import {redact(url)}"
+        has_ranges = with_retries(lambda: _run(self._system, self._has_ranges, path), what)
+        return replace(found, has_ranges=has_ranges)
 
 
 def version_of(info: Mapping[str, Any]) -> str:
