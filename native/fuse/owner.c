@@ -1,10 +1,12 @@
-/* The functions of dlfs_fuse.h for the owner of a running mount: upcalls, and datasets. */
+/* The functions of dlfs_fuse.h for the owner of a running mount: upcalls, datasets, its end. */
 #include <errno.h>
 #include <time.h>
 
 #include "mount.h"
 #include "operations.h"
 #include "platform/clock.h"
+
+#define STOP_NS UINT64_C(100000000) /* longest wait of dlfs_fuse_stop */
 
 /* ---- upcalls --------------------------------------------------------------------------------- */
 
@@ -186,4 +188,18 @@ DLFS_API void dlfs_fuse_expire_cache(dlfs_fuse *fuse, uint32_t age_ms)
 DLFS_API int dlfs_fuse_uring(dlfs_fuse *fuse)
 {
     return atomic_load(&fuse->uring);
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+DLFS_API void dlfs_fuse_stop(dlfs_fuse *fuse)
+{
+    (void)pthread_mutex_lock(&fuse->lock);
+    fuse->stopping = true;
+    upcall_queue_close(&fuse->upcalls);
+    loop_end(fuse);
+    if (fuse->running) {
+        condition_wait_until(&fuse->ended, &fuse->lock, monotonic_ns() + STOP_NS);
+    }
+    (void)pthread_mutex_unlock(&fuse->lock);
 }

@@ -12,7 +12,6 @@
 #include "platform/clock.h"
 #include "uring.h"
 
-#define STOP_NS UINT64_C(100000000) /* longest wait of dlfs_fuse_stop */
 #define BUSY_POLL_US_MAX 10000u
 #define NOTIFY_RESEND 7                   /* FUSE_NOTIFY_RESEND, of protocol 7.40 */
 #define OVER_IO_URING (UINT64_C(1) << 41) /* FUSE_OVER_IO_URING of INIT's 64 flags */
@@ -185,16 +184,4 @@ DLFS_API int dlfs_fuse_run(dlfs_fuse *fuse)
     (void)pthread_cond_broadcast(&fuse->ended);
     (void)pthread_mutex_unlock(&fuse->lock);
     return failure < 0 ? failure : code;
-}
-
-DLFS_API void dlfs_fuse_stop(dlfs_fuse *fuse)
-{
-    (void)pthread_mutex_lock(&fuse->lock);
-    fuse->stopping = true;
-    upcall_queue_close(&fuse->upcalls);
-    loop_end(fuse);
-    if (fuse->running) {
-        condition_wait_until(&fuse->ended, &fuse->lock, monotonic_ns() + STOP_NS);
-    }
-    (void)pthread_mutex_unlock(&fuse->lock);
 }
