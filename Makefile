@@ -27,12 +27,12 @@ SPDK := $(shell pkg-config --exists $(SPDK_MODULES) 2>/dev/null && echo yes)
 # The library for authentication and TLS is built if OpenSSL 3's headers are found.
 HAS_OPENSSL := pkg-config --exists 'libssl >= 3' 2>/dev/null && echo yes
 NATIVE := native/CMakeLists.txt $(filter-out native/src/security/%,$(wildcard native/include/dlfs/*.h native/src/*.map native/src/*/*.[ch] native/src/*/*/*.[ch]))
-C_FILES := $(wildcard native/include/dlfs/*.h native/src/*/*.[ch] native/src/*/*/*.[ch] native/spdk/*.[ch] native/fuse/*.[ch] native/tests/*.h native/tests/*/*.[ch] \
+C_FILES := $(wildcard native/include/dlfs/*.h native/src/*/*.[ch] native/src/*/*/*.[ch] native/spdk/*.[ch] native/fuse/*.[ch] native/fuse/*/*.[ch] native/tests/*.h native/tests/*/*.[ch] \
 	native/fuzz/*.c native/examples/*.c bench/native/*.[ch])
 # Most paths that the analyzer follows in a function. "make test" asks for fewer: the rest takes three times the time.
 TIDY_NODES ?= 225000
 TIDY_FOLDER = build/tidy-$(TIDY_NODES)
-TIDY_SOURCES := $(filter-out native/src/security/%,$(wildcard native/src/*/*.c native/src/*/*/*.c)) $(wildcard native/fuse/*.c) \
+TIDY_SOURCES := $(filter-out native/src/security/%,$(wildcard native/src/*/*.c native/src/*/*/*.c)) $(wildcard native/fuse/*.c native/fuse/*/*.c) \
 	$(if $(shell $(HAS_OPENSSL)),$(wildcard native/src/security/*.c)) $(if $(SPDK),$(wildcard native/spdk/*.c))
 TIDY = $(patsubst native/%.c,$(TIDY_FOLDER)/%.ok,$(TIDY_SOURCES))
 JOBS ?= $(shell nproc)
@@ -227,7 +227,7 @@ $(LIBRARY): .venv/.stamp $(NATIVE)
 	@$(CMAKE) --build build/native --target dlfs --parallel $(JOBS) >build/native/make.log || { cat build/native/make.log; exit 1; }
 	@cp build/native/libdlfs.so $@.new && mv $@.new $@
 
-$(FUSE_LIBRARY): $(LIBRARY) $(wildcard native/fuse/*)
+$(FUSE_LIBRARY): $(LIBRARY) $(wildcard native/fuse/* native/fuse/*/*)
 	@echo "Building libdlfs_fuse"
 	@$(CMAKE) -S native -B build/native --log-level=WARNING >/dev/null
 	@$(CMAKE) --build build/native --target dlfs_fuse --parallel $(JOBS) >build/native/fuse.log || { cat build/native/fuse.log; exit 1; }
@@ -253,7 +253,7 @@ $(SPDK_LIBRARY): $(LIBRARY) $(wildcard native/spdk/*)
 	@$(CMAKE) --build build/native --target dlfs_spdk --parallel $(JOBS) >build/native/spdk.log || { cat build/native/spdk.log; exit 1; }
 	@cp build/native/spdk/libdlfs_spdk.so $@.new && mv $@.new $@
 
-$(TIDY_FOLDER)/%.ok: native/%.c $(wildcard native/src/*/*.h native/src/*/*/*.h native/fuse/*.h native/spdk/*.h native/include/dlfs/*.h) native/.clang-tidy
+$(TIDY_FOLDER)/%.ok: native/%.c $(wildcard native/src/*/*.h native/src/*/*/*.h native/fuse/*.h native/fuse/*/*.h native/spdk/*.h native/include/dlfs/*.h) native/.clang-tidy
 	@mkdir -p $(@D)
 	@echo "clang-tidy $<"; clang-tidy --quiet -p build/native $< 2>/dev/null \
 	    $(addprefix --extra-arg=,-Xclang -analyzer-config -Xclang max-nodes=$(TIDY_NODES))

@@ -35,12 +35,12 @@
 
 #include "dataset.h"
 #include "dlfs_fuse.h"
-#include "loop.h"
 #include "open_file_cache.h"
 #include "readahead.h"
 #include "readahead_thread.h"
-#include "receivers.h"
 #include "request.h"
+#include "threads/loop.h"
+#include "threads/receivers.h"
 #include "upcall.h"
 
 /* Most data of a request and of its reply, but for larger pages. */

@@ -10,7 +10,7 @@
 #include "mount.h"
 #include "operations.h"
 #include "platform/clock.h"
-#include "uring.h"
+#include "threads/uring.h"
 
 #define BUSY_POLL_US_MAX 10000u
 #define NOTIFY_RESEND 7                   /* FUSE_NOTIFY_RESEND, of protocol 7.40 */

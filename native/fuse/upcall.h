@@ -14,8 +14,8 @@
 #include <stdbool.h>
 
 #include "dlfs_fuse.h"
-#include "receivers.h"
 #include "request.h"
+#include "threads/receivers.h"
 
 /* An upcall; lies on the stack of the thread that waits for the reply. */
 struct upcall {

@@ -1,6 +1,6 @@
 /* Tests lists of processors as sysfs writes them. */
 #include "check.h"
-#include "processors.h"
+#include "threads/processors.h"
 
 static uint32_t count(const char *list)
 {

@@ -3,7 +3,7 @@
  * all threads for several programs. Also tests when busy polling pays.
  */
 #include "asleep.h"
-#include "receivers.h"
+#include "threads/receivers.h"
 
 #define BUSY_POLL_US 100u
 #define REQUESTS 100u

@@ -9,7 +9,7 @@
 
 #include "check.h"
 #include "platform/clock.h"
-#include "yielding.h"
+#include "threads/yielding.h"
 
 #define ANSWERS 1000u
 #define NOBODY 65534u

@@ -2,7 +2,7 @@
  * The watcher sets all policies, and is normal itself: no thread holds the lock while it yields,
  * which it might then do for seconds. The lock is not taken for each answer.
  */
-#include "yielding.h"
+#include "threads/yielding.h"
 
 #include <sched.h>
 #include <stdio.h>

@@ -8,15 +8,15 @@
  * Processors that are offline have queues too, without which the kernel sends nothing. One thread
  * has an entry of each of them. A thread is not bound if the program may not run on its processor.
  */
-#include "uring.h"
+#include "threads/uring.h"
 
 #include <errno.h>
 
 #include "mount.h"
 #include "operations.h"
 #include "platform/thread.h"
-#include "processors.h"
-#include "yielding.h"
+#include "threads/processors.h"
+#include "threads/yielding.h"
 
 #ifdef DLFS_HAVE_URING
 

@@ -5,7 +5,7 @@
  * Whether several programs use the mount is estimated from the client threads of the requests: each
  * change of client counts as much as several requests from the same one, between bounds.
  */
-#include "receivers.h"
+#include "threads/receivers.h"
 
 #define SCORE_OF_CHANGE 8
 #define SCORE_ALL_RECEIVE 32

@@ -1,5 +1,5 @@
 /* A list is a line of ranges, as the kernel prints sets of processors. */
-#include "processors.h"
+#include "threads/processors.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* A request that cannot be read, since it was interrupted (ENOENT), is none. */
-#include "loop.h"
+#include "threads/loop.h"
 
 #include <errno.h>
 #include <fcntl.h>
