@@ -370,6 +370,7 @@ class ClientStream(Stream):
         assert handle is not None  # as it was taken just now
         super().__init__(library().dlfs_client_stream_next, handle)
         code = library().dlfs_client_stream_open(handle, byref(config))
+        del handle  # a traceback that refers to this frame does not keep the channel open
         if code < 0:
             self.close()
         what = f"read {options.count} samples ahead through {reader.service}"

@@ -227,15 +227,18 @@ def run_through(
     direction = abi.NVME_DATA_OUT if to_device else abi.NVME_DATA_IN
     queue = abi.NVME_QUEUE_IO if io_queue else abi.NVME_QUEUE_ADMIN
     result = abi.NvmeResult()
-    code = function(
-        owner,
-        queue,
-        byref(abi.NvmeCommand(*words)),
-        buffer,
-        size,
-        direction if size else abi.NVME_DATA_NONE,
-        byref(result),
-    )
+    try:
+        code = function(
+            owner,
+            queue,
+            byref(abi.NvmeCommand(*words)),
+            buffer,
+            size,
+            direction if size else abi.NVME_DATA_NONE,
+            byref(result),
+        )
+    finally:
+        del owner  # a traceback that refers to this frame does not keep the device open
     check(code, f"run command 0x{words[0]:02x} on {uri}")
     return result.status, result.value
 
