@@ -172,7 +172,7 @@ def test_a_server_that_is_bound_to_one_processor(plain_volume: Prepared, tmp_pat
 
 
 def test_threads_yield_while_one_program_reads(plain_volume: Prepared, tmp_path: Path) -> None:
-    """So that the program stays on the processor that answers it; see native/fuse/threads/yielding.h."""
+    """So that the program stays on the processor that answers it; see threads/yielding.h."""
     path = tmp_path / "mnt" / "train" / "large"
     with mounted(
         plain_volume.volume, tmp_path / "mnt", tmp_path / "log", fuse="native", uring=True
