@@ -191,7 +191,7 @@ class StorageWriter(HasCheckpointId, TorchStorageWriter, AsyncStager):
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
         """Free the space of saves that were killed; return the plans as they are."""
-        with open_volume(self.volume) as volume:
+        with self._open() as volume:
             remove_unused(volume, self.name, timeout_s=REMOVAL_TIMEOUT_S)
         return plans
 
@@ -206,7 +206,7 @@ class StorageWriter(HasCheckpointId, TorchStorageWriter, AsyncStager):
         """
         self._saving = True
         try:
-            with open_volume(self.volume) as volume:
+            with self._open() as volume:
                 self._written_step = self._current_step()
                 writer = ShardWriter(
                     volume,
@@ -256,7 +256,7 @@ class StorageWriter(HasCheckpointId, TorchStorageWriter, AsyncStager):
             result.index: result.storage_data for of_rank in results for result in of_rank
         }
         metadata.storage_meta = self.storage_meta()
-        with open_volume(self.volume) as volume:
+        with self._open() as volume:
             commit(volume, self.name, step, metadata, timeout_s=self.lock_timeout_s)
             if self.keep is not None:
                 remove_outdated(volume, self.name, self.keep, timeout_s=REMOVAL_TIMEOUT_S)
@@ -268,6 +268,9 @@ class StorageWriter(HasCheckpointId, TorchStorageWriter, AsyncStager):
         return StorageMeta(checkpoint_id=self._step, save_id=self._save_id)
 
     # ---- private ---------------------------------------------------------------------------------
+
+    def _open(self) -> dlfs.Volume:
+        return open_volume(self.volume)
 
     def _current_step(self) -> str:
         if self._step is None:

@@ -11,6 +11,7 @@ import sys
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,7 +171,8 @@ def test_records_take_all_slots():
 
 
 def test_a_cursor_that_is_set_while_workers_begin(monkeypatch):
-    monkeypatch.setattr(cursor_module, "_process_number", lambda: 7)
+    process = SimpleNamespace(_identity=(7,))
+    monkeypatch.setattr(cursor_module.multiprocessing, "current_process", lambda: process)
     cursor = Cursor(STATE)
     first = cursor.begin(1, 0, 2, 1, None)
     later = {**STATE, "epoch": 8, "shuffle": None, "position": 0}
