@@ -80,7 +80,7 @@ def namespaces() -> None:
     )  # fmt: skip
     found: list[Any] = [
         Some(
-            superblock=superblock if number else None,
+            content=Some(superblock=superblock if number else None),
             namespace=Some(size_bytes=7_681_501_126_656, block_bytes=4096),
             uri=str(parse_uri(uri)),
         )

@@ -1,7 +1,8 @@
 """``dlfs stall``: what it measures is what was read."""
 
-import sys
+import importlib
 from dataclasses import fields
+from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
@@ -96,7 +97,14 @@ def test_a_picture_that_cannot_be_written(run, volume, tmp_path, monkeypatch):
     assert "expected a folder that exists" in done.err
     (tmp_path / "folder.png").mkdir()
     assert run(*command, tmp_path / "folder.png").code == 7
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    real = importlib.import_module
+
+    def without_matplotlib(name: str, package: str | None = None) -> ModuleType:
+        if name.startswith("matplotlib"):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", without_matplotlib)
     done = run(*command, tmp_path / "stall.png")
     assert done.code == 2
     assert "expected matplotlib to be installed (" in done.err
