@@ -416,7 +416,7 @@ class StreamOptions:
 
 
 class Stream:
-    """What streams of this process and of a service have in common.
+    """A consumer's part of an epoch, read ahead by this process or by a service.
 
     Args:
         take: function of libdlfs that returns the next batch of a handle.
