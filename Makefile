@@ -37,11 +37,12 @@ TIDY_SOURCES := $(filter-out native/src/security/%,$(wildcard native/src/*/*.c n
 TIDY = $(patsubst native/%.c,$(TIDY_FOLDER)/%.ok,$(TIDY_SOURCES))
 JOBS ?= $(shell nproc)
 
-# Packages of Debian or Ubuntu, each behind a program or header that shows that it is installed.
+# Packages of Debian or Ubuntu, each behind a program or header that shows that it is installed. libfuse3-dev is for pyfuse3,
+# which the virtual environment has for tests, and of which there is no wheel.
 APT_BUILD := gcc:gcc pkg-config:pkg-config fusermount3:fuse3 \
 	/usr/include/stdlib.h:libc6-dev /usr/include/liburing.h:liburing-dev \
-	/usr/include/openssl/ssl.h:libssl-dev
-APT_TEST := /usr/include/fuse3/fuse.h:libfuse3-dev clang-tidy:clang-tidy getfattr:attr rsync:rsync qemu-system-x86_64:qemu-system-x86 busybox:busybox-static \
+	/usr/include/openssl/ssl.h:libssl-dev /usr/include/fuse3/fuse.h:libfuse3-dev
+APT_TEST := clang-tidy:clang-tidy getfattr:attr rsync:rsync qemu-system-x86_64:qemu-system-x86 busybox:busybox-static \
 	clang:clang /usr/share/doc/libclang-rt-dev/copyright:libclang-rt-dev
 
 # Packages for make bench, which lists the missing ones and does not install them.
