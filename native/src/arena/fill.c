@@ -8,8 +8,9 @@
  * were touched. Until then, samples are read one by one, into a few slots that are used again and
  * again (the list of free slots begins with those that were released last). Where the memory comes
  * so fast that this is not worth it, a stream's thread helps instead. A read of a part of a large
- * sample touches the step of its slot itself, or waits for the thread that does: used before it is
- * touched, its pages would be collapsed while they hold data, which copies them.
+ * sample touches the step of its slot itself if that is the next one, or waits for the thread that
+ * does: used before it is touched, its pages would be collapsed while they hold data, which copies
+ * them.
  *
  * Huge pages. Private memory gets them at its first touch, where
  * /sys/kernel/mm/transparent_hugepage/enabled is "always" or "madvise". Shared memory does so where
@@ -156,6 +157,9 @@ void fill_next_slot(dlfs_reader *reader)
     dlfs_arena *arena = reader->arena;
     while (!is_over(arena) && arena->free_slots.count > 0 &&
            arena->free_slots.first >= arena->fill.touched) {
+        if (arena->free_slots.first >= arena->fill.claimed + fill_step_slots(arena)) {
+            break; /* other steps lie before its own */
+        }
         uint32_t *place = find_place(arena);
         if (arena->free_slots.first >= arena->fill.claimed && place != NULL) {
             touch_next(arena, place);

@@ -40,8 +40,8 @@ void fill_pause(dlfs_reader *reader);
 bool fill_needs_help(dlfs_arena *arena);
 /* Touches a step if fill_needs_help. The lock is held, and released meanwhile. */
 void fill_help(dlfs_arena *arena);
-/* Has the next free slot touched, unless reads do that by themselves. The lock is held, and
- * released meanwhile. */
+/* Has the next free slot touched, unless reads do that by themselves, or it lies behind the next
+ * step. The lock is held, and released meanwhile. */
 void fill_next_slot(dlfs_reader *reader);
 /* Returns true if chunks have to wait for slots that were touched. The lock is held. */
 bool fill_bounds_chunks(const dlfs_reader *reader);

@@ -146,7 +146,10 @@ static void *touch_next_slot(void *reader)
     return NULL;
 }
 
-/* Checks that a slot is touched once, as a step, before it is taken; also where others touch it. */
+/*
+ * Checks that a slot is touched once, as a step, before it is taken; also where others touch it. A
+ * slot behind the next step is not: that would touch all before it, too.
+ */
 static void before_it_is_taken(void)
 {
     void *arena;
@@ -163,10 +166,17 @@ static void before_it_is_taken(void)
     CHECK_EQ(fill->claimed, STEP_SLOTS);
 
     pthread_mutex_lock(&reader.arena->lock);
-    uint32_t taken[STEP_SLOTS];
-    for (uint32_t i = 0; i < STEP_SLOTS; i++) {
+    uint32_t taken[STEPS * STEP_SLOTS];
+    for (uint32_t i = 0; i < STEPS * STEP_SLOTS; i++) {
         taken[i] = arena_take(&reader, 1, true);
     }
+    arena_release(&reader, taken[STEPS * STEP_SLOTS - 1]);
+    pthread_mutex_unlock(&reader.arena->lock);
+    (void)touch_next_slot(&reader);
+    CHECK_EQ(fill->claimed, STEP_SLOTS);
+
+    pthread_mutex_lock(&reader.arena->lock);
+    arena_release(&reader, taken[STEP_SLOTS]);
     fill->claimed += STEP_SLOTS; /* the thread is at the second step */
     fill->busy[0] = STEP_SLOTS;
     CHECK_EQ(pthread_create(&thread, NULL, touch_next_slot, &reader), 0);
@@ -183,8 +193,10 @@ static void before_it_is_taken(void)
     CHECK(!is_touched((uint8_t *)arena + STEP, STEP));
 
     pthread_mutex_lock(&reader.arena->lock);
-    for (uint32_t i = 0; i < STEP_SLOTS; i++) {
-        arena_release(&reader, taken[i]);
+    for (uint32_t i = 0; i < STEPS * STEP_SLOTS - 1; i++) {
+        if (i != STEP_SLOTS) {
+            arena_release(&reader, taken[i]);
+        }
     }
     pthread_mutex_unlock(&reader.arena->lock);
     arena_unreference(reader.arena);
