@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from bisect import bisect_left, insort
+from bisect import bisect_right, insort
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from dlfs.format.names import INCOMING as INCOMING_TEXT
 from dlfs.mount.inode_numbers import DATASET_DEPTH, DATASET_MAX, INCOMING, ROOT, pack, unpack
 from dlfs.mount.mount_view import ROOT_DIRECTORY, MountView, Shown, Space
 from dlfs.mount.options import MountOptions
-from dlfs.mount.view import ROOT_SECONDS, ShownDataset
+from dlfs.mount.view import ROOT_SECONDS, ShownDataset, VolumeView
 
 FOREVER_SECONDS = 1e9
 """Cache timeout of attributes and names that never change, in seconds."""
@@ -61,12 +61,10 @@ class _Listing(NamedTuple):
 
     Attributes:
         entries: names, in order, and what they stand for; None is ``incoming``.
-        places: index of each entry, by its position.
         modified_ns: time of the directory, in nanoseconds since 1970.
     """
 
     entries: list[tuple[bytes, Shown | None]]
-    places: dict[int, int]
     modified_ns: int
 
 
@@ -87,6 +85,7 @@ class ListDirectories:
         self._resumed = resumed
         self._started_ns = time.time_ns()
         self._listings: dict[int, _Listing] = {}
+        self._listed = {_INCOMING_POSITION: INCOMING_NAME}  # names in the last listing, by position
 
     # ---- requests --------------------------------------------------------------------------------
 
@@ -145,16 +144,10 @@ class ListDirectories:
         if position == 0 or number not in self._listings:
             await self._view.refresh(number)
             self._update(number)
-        entries, places, _ = self._listings[number]
-        if position in places:
-            first = places[position] + 1
-        else:  # the beginning, or behind an entry that was removed meanwhile
-            gone = self._view.shown(position)
-            name = b"" if gone is None else gone.name
-            first = bisect_left(entries, name, key=lambda entry: entry[0])
-        return (
-            (name, self._attributes(shown), _position(shown)) for name, shown in entries[first:]
-        )
+        entries = self._listings[number].entries
+        shown = self._view.shown(position)  # listed by another server, if its name is not known
+        name = self._listed.get(position, b"" if shown is None else shown.name)
+        return self._entries(entries[bisect_right(entries, name, key=lambda entry: entry[0]) :])
 
     async def statfs(self, inode: int = ROOT) -> Space:
         """Return the space of the volume of a file or directory; of all for the root."""
@@ -180,6 +173,19 @@ class ListDirectories:
         if inode != ROOT and not self._view.is_volume(number):
             raise StaleError(f"use inode {inode}: this mount has no such directory")
         return number
+
+    def _entries(
+        self, entries: list[tuple[bytes, Shown | None]]
+    ) -> Iterator[tuple[bytes, Attributes, int]]:
+        for name, shown in entries:
+            if shown is not None and shown.removed:
+                continue
+            found = self._attributes(shown)
+            if isinstance(shown, VolumeView):  # what is known of it may be old: a look-up reads it
+                found = found._replace(entry_seconds=0, attribute_seconds=0)
+            position = _INCOMING_POSITION if shown is None else shown.number
+            self._listed[position] = name
+            yield name, found, position
 
     def _attributes(self, shown: Shown | None) -> Attributes:
         """Return the attributes of an entry; None is ``incoming``."""
@@ -222,10 +228,4 @@ class ListDirectories:
             now_ns = max(now_ns, self._started_ns) if self._resumed else now_ns
         elif now_ns <= before.modified_ns:
             now_ns = before.modified_ns if entries == before.entries else time.time_ns()
-        places = {_position(shown): place for place, (_, shown) in enumerate(entries)}
-        self._listings[number] = _Listing(entries, places, now_ns)
-
-
-def _position(shown: Shown | None) -> int:
-    """Return the position behind an entry in a listing."""
-    return _INCOMING_POSITION if shown is None else shown.number
+        self._listings[number] = _Listing(entries, now_ns)

@@ -52,6 +52,9 @@ def test_a_listing_goes_on_while_entries_change(volume: Volume) -> None:
     async def main() -> None:
         lists = ListDirectories(MountView([volume]), MountOptions())
         (_, behind_b), (_, behind_d), (_, behind_f) = await listed(lists)
+        add(volume, "d")  # a new version, which has another number
+        await lists.getattr(ROOT)
+        assert [name for name, _ in await listed(lists, behind_d)] == [b"f"]
         volume.remove("d")
         add(volume, "c")
         add(volume, "e")
@@ -59,9 +62,30 @@ def test_a_listing_goes_on_while_entries_change(volume: Volume) -> None:
         assert [name for name, _ in await listed(lists, behind_b)] == [b"c", b"e", b"f"]
         assert [name for name, _ in await listed(lists, behind_d)] == [b"e", b"f"]
         volume.rename("f", "a")
-        assert [name for name, _ in await listed(lists)] == [b"a", b"b", b"c", b"e"]
-        assert [name for name, _ in await listed(lists, behind_f)] == [b"b", b"c", b"e"]
+        volume.rename("b", "g")
+        await lists.getattr(ROOT)
+        assert [name for name, _ in await listed(lists, behind_b)] == [b"c", b"e", b"g"]
+        assert [name for name, _ in await listed(lists, behind_f)] == [b"g"]
         assert len(await listed(lists, 60000)) == 4  # no entry had this position
+
+    trio.run(main)
+
+
+def test_a_listing_of_volumes(volume: Volume) -> None:
+    """The kernel asks for the attributes of those that are listed, which may be old."""
+
+    async def main() -> None:
+        dlfs.format_volume("mem:more?size=16MiB", force=True)
+        with dlfs.open("mem:more") as more:
+            view = MountView([volume, more], nested=True)
+            await view.restore()
+            lists = ListDirectories(view, MountOptions())
+            entries = list(await lists.listing(ROOT, 0))
+            assert {found.attribute_seconds for _, found, _ in entries} == {0}
+            await view.remove(view.volumes[1])
+            behind_first = entries[0][2]
+            assert await listed(lists, behind_first) in ([], [entries[1][::2]])
+            assert len(await listed(lists)) == 1
 
     trio.run(main)
 
