@@ -274,14 +274,14 @@ class MountView:
         for volume in self._volumes:
             volume.expire()
 
-    async def restore(self) -> list[Shown]:
+    async def restore(self) -> list[Shown | None]:
         """Show what earlier servers of this mount have shown, by the same numbers.
 
         A later call adds what an earlier server has shown since the one before. Volumes that have
         no number get one.
 
         Returns:
-            What has a number and is still there.
+            What has a number, from 1 on; None stands for what was removed before this server.
         """
         known = len(self._shown)
         uuids = [] if self._numbers is None else list(self._numbers)[known:]
@@ -308,11 +308,7 @@ class MountView:
         for volume in volumes.values():
             if not volume.number:
                 self._number_volume(volume)
-        return [
-            shown
-            for shown in self._shown
-            if shown is not None and not (isinstance(shown, ShownDataset) and shown.removed)
-        ]
+        return list(self._shown)
 
     # ---- datasets --------------------------------------------------------------------------------
 

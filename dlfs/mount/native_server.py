@@ -198,8 +198,10 @@ class NativeMount:
         failed = False
         try:
             self._view.server = self
-            for shown in await self._view.restore():
-                if isinstance(shown, ShownDataset):
+            for number, shown in enumerate(await self._view.restore(), 1):
+                if shown is None or shown.removed:
+                    self._fuse.withdraw_dataset(number)
+                elif isinstance(shown, ShownDataset):
                     self.add(shown)
                     if shown.loaded is not None:
                         self._attach(shown, shown.loaded)

@@ -182,6 +182,7 @@ def test_what_a_program_has_open_goes_on(mount: Mount) -> None:
     before = os.stat(mount / "train/d1/007").st_ino
     folder = os.open(mount / "train/d1", os.O_RDONLY | os.O_DIRECTORY)
     opened = os.open(mount / "train/d1/007", os.O_RDONLY)
+    removed = os.open(mount / "other", os.O_RDONLY | os.O_DIRECTORY)
     with dlfs.open(str(mount.volume)) as volume:
         volume.remove("other")
     keeper = parent_of(mount.pid)
@@ -196,7 +197,9 @@ def test_what_a_program_has_open_goes_on(mount: Mount) -> None:
     wait_for(lambda: (mount / "younger/x").exists(), "the dataset")
     assert (mount / "younger/x").read_bytes() == b"younger"
     assert errno_of(lambda: os.stat(mount / "other/x")) == errno.ENOENT
-    for descriptor in (folder, opened, beside):
+    assert errno_of(lambda: os.getxattr(removed, "user.dlfs.version")) == errno.ESTALE
+    assert errno_of(lambda: os.listxattr(removed)) == errno.ESTALE
+    for descriptor in (folder, opened, removed, beside):
         os.close(descriptor)
 
 
