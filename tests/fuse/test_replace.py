@@ -26,11 +26,12 @@ import pytest
 
 import dlfs
 from dlfs.errors import DeviceError, NotFoundError, UsageError
-from dlfs.mount.mountpoint import detach, device_of, find_dlfs, find_mount
+from dlfs.mount.mountpoint import detach, find_dlfs, find_mount
 from dlfs.mount.supervise import keeper as keepers
 from dlfs.mount.supervise import replacement
 from dlfs.mount.supervise.background import replace_server
 from dlfs.mount.supervise.inherited import InheritedMount
+from dlfs.mount.supervise.keeper import Server
 from dlfs.mount.supervise.replacement import Predecessor
 from tests.fuse.keeping import (
     FILES,
@@ -268,10 +269,24 @@ def end_keeper(number: int, kept: InheritedMount, ready: Callable[[], None]) -> 
     ready()
 
 
-def is_listening(directory: Path) -> bool:
-    """Return True if a mount is there, and its keeper can be replaced."""
-    device = device_of(str(directory))
-    return device is not None and f"@dlfs-mount-{device}\n" in Path("/proc/net/unix").read_text()
+def is_listening(keeper: int) -> bool:
+    """Return True if a keeper has the socket of its mount, which one before it may have had."""
+    sockets = set()
+    for descriptor in Path(f"/proc/{keeper}/fd").iterdir():
+        with contextlib.suppress(OSError):  # it is closed meanwhile
+            sockets.add(os.readlink(descriptor))
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return any(
+        line[-1].startswith("@dlfs-mount-") and f"socket:[{line[6]}]" in sockets for line in lines
+    )
+
+
+@contextlib.contextmanager
+def replaceable(directory: Path, servers: list[Server]) -> Iterator[int]:
+    """Run a keeper as ``kept`` does; yield its process ID when new keepers can reach it."""
+    with kept(directory, servers) as keeper:
+        wait_for(lambda: is_listening(keeper), "the keeper")
+        yield keeper
 
 
 FAILURES = {
@@ -284,8 +299,7 @@ FAILURES = {
 @pytest.mark.parametrize("failure", FAILURES)
 def test_the_present_keeper_goes_on_if_the_new_one_dies(tmp_path: Path, failure: str) -> None:
     directory = tmp_path / "mnt"
-    with kept(directory, [answer, unmounting(directory)]) as keeper:
-        wait_for(lambda: is_listening(directory), "the keeper")
+    with replaceable(directory, [answer, unmounting(directory)]) as keeper:
         for server in (die_unprepared, FAILURES[failure]):
             new = start_keeper(directory, server, replaces=True)
             ended = os.waitstatus_to_exitcode(os.waitpid(new, 0)[1])
@@ -302,8 +316,7 @@ def test_the_present_keeper_goes_on_if_the_new_one_dies(tmp_path: Path, failure:
 def test_a_dying_server_of_the_new_keeper_holds_nothing_up(tmp_path: Path) -> None:
     """A thread of it waits for the next server, with all descriptors open."""
     directory = tmp_path / "mnt"
-    with kept(directory, [answer, unmounting(directory)]) as keeper:
-        wait_for(lambda: is_listening(directory), "the keeper")
+    with replaceable(directory, [answer, unmounting(directory)]) as keeper:
         ended, ends = os.pipe()
 
         def die_held(kept: InheritedMount, _ready: Callable[[], None]) -> None:
@@ -338,8 +351,7 @@ def test_sigterm_of_the_present_keeper_unmounts(tmp_path: Path) -> None:
         os.kill(present, signal.SIGTERM)
         wait_for(lambda: find_mount(directory) is None, "the end of the mount")
 
-    with kept(directory, [answer]) as present:
-        wait_for(lambda: is_listening(directory), "the keeper")
+    with replaceable(directory, [answer]) as present:
         new = start_keeper(directory, end_present, replaces=True)
         assert os.waitpid(new, 0)[1] != 0
         wait_for_exit(present)
@@ -412,8 +424,7 @@ def test_a_keeper_that_is_stopped_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(replacement, "ANSWER_SECONDS", 0.2)
     directory = tmp_path / "mnt"
-    with kept(directory, [answer]) as keeper:
-        wait_for(lambda: is_listening(directory), "the keeper")
+    with replaceable(directory, [answer]) as keeper:
         [server] = children_of(keeper)
         count = descriptor_count(keeper)
         stop_process(keeper)
@@ -436,8 +447,7 @@ def test_too_many_replacements_of_a_keeper_that_is_stopped(
 ) -> None:
     monkeypatch.setattr(replacement, "ANSWER_SECONDS", 0.001)
     directory = tmp_path / "mnt"
-    with kept(directory, [answer]) as keeper:
-        wait_for(lambda: is_listening(directory), "the keeper")
+    with replaceable(directory, [answer]) as keeper:
         stop_process(keeper)
         errors = []
         for _ in range(socket.SOMAXCONN + 2):
@@ -460,8 +470,7 @@ def test_a_keeper_that_is_stopped_amid_a_replacement_keeps_its_server(
         stop_process(present)
         kept.connect()
 
-    with kept(directory, [answer]) as present:
-        wait_for(lambda: is_listening(directory), "the keeper")
+    with replaceable(directory, [answer]) as present:
         [server] = children_of(present)
         count = descriptor_count(present)
         new = start_keeper(directory, stop_present, replaces=True)
@@ -489,8 +498,7 @@ def test_a_new_keeper_that_is_stopped_is_ended(
             ready()
         signal.pause()
 
-    with kept(directory, [answer, unmounting(directory)]) as present:
-        wait_for(lambda: is_listening(directory), "the keeper")
+    with replaceable(directory, [answer, unmounting(directory)]) as present:
         new = start_keeper(directory, stop_keeper, replaces=True)
         server = int(os.read(pids, 7))
         assert exit_code(new) == -signal.SIGKILL
@@ -513,8 +521,7 @@ def test_a_new_server_that_is_stopped_is_ended(
         kept.connect()
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    with kept(directory, [answer, unmounting(directory)]) as present:
-        wait_for(lambda: is_listening(directory), "the keeper")
+    with replaceable(directory, [answer, unmounting(directory)]) as present:
         new = start_keeper(directory, stop, replaces=True)
         assert exit_code(new) == 1
         for process in (int(os.read(pids, 7)), present):
@@ -535,8 +542,7 @@ def test_others_are_refused_while_a_replacement_hangs(tmp_path: Path, connected:
         say_pid(says)
         signal.pause()
 
-    with kept(directory, [answer, unmounting(directory)]) as present:
-        wait_for(lambda: is_listening(directory), "the keeper")
+    with replaceable(directory, [answer, unmounting(directory)]) as present:
         new = start_keeper(directory, hang, replaces=True)
         os.read(pids, 7)
         for _ in range(2):
@@ -566,8 +572,7 @@ def test_a_replacement_that_takes_too_long_loses_its_place(
         os.kill(os.getppid() if stops == "keeper" else os.getpid(), signal.SIGSTOP)
         answer(kept, ready)
 
-    with kept(directory, [answer]) as present:
-        wait_for(lambda: is_listening(directory), "the keeper")
+    with replaceable(directory, [answer]) as present:
         count = descriptor_count(present)
         first = start_keeper(directory, stop_early, replaces=True)
         server = int(os.read(pids, 7))
@@ -599,8 +604,7 @@ def test_a_server_that_is_stopped_before_it_answers_is_replaced(tmp_path: Path) 
     def stop(_kept: InheritedMount, _ready: Callable[[], None]) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    with kept(directory, [answer_and_die, stop]) as present:
-        wait_for(lambda: is_listening(directory), "the keeper")
+    with replaceable(directory, [answer_and_die, stop]) as present:
         new = start_keeper(directory, unmounting(directory), replaces=True)
         wait_for_exit(present)
         assert exit_code(new) == 0
@@ -623,8 +627,7 @@ def test_a_new_server_that_is_stopped_is_ended_by_the_present_keeper(
             os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    with kept(directory, [answer, unmounting(directory)]) as present:
-        wait_for(lambda: is_listening(directory), "the keeper")
+    with replaceable(directory, [answer, unmounting(directory)]) as present:
         new = start_keeper(directory, stop, replaces=True)
         server = int(os.read(pids, 7))
         assert exit_code(new) == -signal.SIGKILL

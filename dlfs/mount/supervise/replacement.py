@@ -52,7 +52,7 @@ from dlfs.mount.supervise.background import MountRequest
 from dlfs.mount.supervise.inherited import DatasetNumbers
 from dlfs.mount.supervise.processes import is_stopped
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 STATE_BYTES_MAX = 128 * KIB
 """Largest description of a mount, in bytes; less than the buffer of a socket."""
