@@ -14,7 +14,7 @@ that of the dataset writer, which has every path.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 
 import numpy as np
 
@@ -101,7 +101,7 @@ class DatasetSource(Source):
         """
         return stream_ahead(self._blocks())
 
-    def _blocks(self) -> Iterator[SampleBlock]:
+    def _blocks(self) -> Generator[SampleBlock, None, None]:
         paths = self._dataset.paths()  # the writer will hold these objects, too
         order = self._dataset.directory.order()
         sizes = self._dataset.lengths().view(np.uint64)

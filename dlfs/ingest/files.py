@@ -216,7 +216,7 @@ class FilesSource(Source):
         order = packing_order(len(self._chosen), layout=layout, seed=seed)
         return stream_ahead(self._in_order(order))
 
-    def _in_order(self, order: Uint64Array) -> Iterator[SampleBlock]:
+    def _in_order(self, order: Uint64Array) -> Generator[SampleBlock, None, None]:
         sizes = self._sizes[self._chosen]
         yield from indexed_blocks(order, sizes, self._read, self.buffer_bytes)
         self._check_unchanged()

@@ -17,9 +17,9 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,6 +61,10 @@ class Record:
     attributes: Mapping[str, Value] = field(default_factory=dict)
 
 
+Records = Generator[Record, None, None]
+"""The samples of a stream, which has its file open until it ends or is closed."""
+
+
 class ShardSource(Source):
     """A source of shards that are read one after the other, or by an index of all samples.
 
@@ -85,7 +89,10 @@ class ShardSource(Source):
 
     @abstractmethod
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
-        """Yield the blocks of a shard, each with memory of its own."""
+        """Yield the blocks of a shard, each with memory of its own.
+
+        A generator, which is closed if not all blocks are taken, and then closes the shard.
+        """
 
     def read_last(self) -> Iterator[SampleBlock]:
         """Yield further blocks, after those of all shards."""
@@ -105,10 +112,11 @@ class ShardSource(Source):
         order = packing_order(count, layout=layout, seed=seed)
         return stream_ahead(self._in_order(order), cancel=self.cancel)
 
-    def _in_order(self, order: Uint64Array) -> Iterator[SampleBlock]:
+    def _in_order(self, order: Uint64Array) -> Generator[SampleBlock, None, None]:
         """Yield the blocks of the samples of the index, or of the shards, in an order."""
         if self.index is None:
-            yield from chain.from_iterable(map(self.read_shard, order.tolist()))
+            for number in order.tolist():
+                yield from self.read_shard(number)
             yield from self.read_last()
         else:
             sizes = self.index.sizes
@@ -121,21 +129,22 @@ class ShardSource(Source):
 
 
 def gather(
-    records: Iterable[Record], *, where: str, buffer_bytes: int = BUFFER_BYTES
+    records: Records, *, where: str, buffer_bytes: int = BUFFER_BYTES
 ) -> Iterator[SampleBlock]:
     """Make blocks of records.
 
     Args:
-        records: records of one shard, all with the same attributes.
+        records: yields the records of one shard, all with the same attributes; it is closed.
         where: name of the shard, for errors.
         buffer_bytes: most bytes of a block; a larger record gets a block of its own.
 
     Raises:
         FormatError: the values of an attribute are not of one type.
     """
-    sized = ((record, len(record.data), 1) for record in records)
-    for part in _parts(sized, buffer_bytes):
-        yield make_block(part, where)
+    with closing(records):
+        sized = ((record, len(record.data), 1) for record in records)
+        for part in _parts(sized, buffer_bytes):
+            yield make_block(part, where)
 
 
 def join_blocks(blocks: Iterable[SampleBlock], buffer_bytes: int) -> Iterator[SampleBlock]:

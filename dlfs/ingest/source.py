@@ -13,7 +13,7 @@ import stat
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from errno import EIO, ESTALE
 from typing import Any, Literal, Protocol
@@ -286,18 +286,19 @@ def check_regular(path: str) -> None:
 
 
 def stream_ahead(
-    blocks: Iterator[SampleBlock], *, cancel: Callable[[], None] = lambda: None
+    blocks: Generator[SampleBlock, None, None], *, cancel: Callable[[], None] = lambda: None
 ) -> Generator[SampleBlock, None, None]:
     """Yield blocks, while a thread makes the next one.
 
     Args:
-        blocks: the blocks; two of them that follow each other share no memory.
+        blocks: makes the blocks, and is closed at the end; two that follow each other share no
+            memory.
         cancel: called before the thread is waited for, when not all blocks were taken: ends the
             wait of ``blocks`` for data.
 
     Threads: one thread runs ``blocks``; it has ended when the iterator is closed.
     """
-    with ThreadPool(1, thread_name_prefix="dlfs-ingest") as executor:
+    with closing(blocks), ThreadPool(1, thread_name_prefix="dlfs-ingest") as executor:
         pending = executor.submit(next, blocks, None)
         try:
             while (block := pending.result()) is not None:

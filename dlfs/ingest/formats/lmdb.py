@@ -47,7 +47,7 @@ from dlfs.base.closing import closed_on_error
 from dlfs.base.wording import quote
 from dlfs.errors import DeviceError, FormatError, TruncatedError, UsageError, VersionError
 from dlfs.format.paths import path_problem
-from dlfs.ingest.records import Record, ShardSource, gather
+from dlfs.ingest.records import Record, Records, ShardSource, gather
 from dlfs.ingest.source import (
     SampleBlock,
     check_path,
@@ -128,7 +128,7 @@ class LmdbSource(ShardSource):
         yield from gather(self._records(), where=self._where)
         check_unchanged(self._where, self._pages.file.value, self._state)
 
-    def _records(self) -> Iterator[Record]:
+    def _records(self) -> Records:
         named: list[str] = []
         for key, is_tree, value in self._pages.items(self._tree):
             if is_tree:

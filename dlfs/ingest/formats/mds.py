@@ -65,7 +65,7 @@ from dlfs.ingest.fields import (
     parse_choices,
 )
 from dlfs.ingest.records import (
-    Record,
+    Records,
     ShardSource,
     Value,
     attribute_array,
@@ -267,7 +267,7 @@ class MdsSource(ShardSource):
             paths, np.frombuffer(data, np.uint8), starts.copy(), stops - starts, attributes
         )
 
-    def _records(self, number: int, data: bytes, ends: Int64Array) -> Iterator[Record]:
+    def _records(self, number: int, data: bytes, ends: Int64Array) -> Records:
         """Yield the samples with fields of a shard."""
         kinds = self._index[number].kinds
         for where, path, spans in self._samples(number, data, ends):

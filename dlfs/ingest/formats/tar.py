@@ -37,7 +37,7 @@ from dlfs.ingest.archives.archive import (
 )
 from dlfs.ingest.archives.links import LinkTree
 from dlfs.ingest.archives.ranges import RangeReader
-from dlfs.ingest.records import Record, ShardSource, gather
+from dlfs.ingest.records import Record, Records, ShardSource, gather
 from dlfs.ingest.registry import STDIN
 from dlfs.ingest.source import (
     STDIN_SHOWN,
@@ -228,10 +228,10 @@ class TarSource(ArchiveShards):
         """Stream what links stand for; see ``ShardSource``."""
         return self._gather(self._stream_links())
 
-    def _gather(self, records: Iterator[Record]) -> Iterator[SampleBlock]:
+    def _gather(self, records: Records) -> Iterator[SampleBlock]:
         return gather(records, where="import", buffer_bytes=self.buffer_bytes)
 
-    def _stream(self, number: int) -> Iterator[Record]:
+    def _stream(self, number: int) -> Records:
         with self.open_shard(number) as archive:
             for member in archive.members():
                 path = self._names.add(member, number, self.prefixes[number])
@@ -239,7 +239,7 @@ class TarSource(ArchiveShards):
                     self._files.append(path)
                     yield Record(path, archive.read(member))
 
-    def _stream_links(self) -> Iterator[Record]:
+    def _stream_links(self) -> Records:
         """Stream what links stand for, in a second pass over the archives that have it."""
         wanted: dict[bytes, list[bytes]] = {}
         for alias, target in self._names.aliases(self._files):

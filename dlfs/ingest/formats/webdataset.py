@@ -32,7 +32,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -53,7 +54,7 @@ from dlfs.ingest.fields import (
     read_npy,
 )
 from dlfs.ingest.formats.tar import ArchiveShards
-from dlfs.ingest.records import Record, Value, files_of, gather
+from dlfs.ingest.records import Record, Records, Value, files_of, gather
 from dlfs.ingest.source import SampleBlock, check_attribute_names, show
 
 _NUMBERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
@@ -147,31 +148,32 @@ class WebDatasetSource(ArchiveShards):
         """
         yield from gather(self._records(number), where=f"import {self.shards[number]}")
 
-    def _records(self, number: int) -> Iterator[Record]:
+    def _records(self, number: int) -> Records:
         shard = self.shards[number]
         prefix = self.prefixes[number]
-        for group in self._groups(number):
-            where = f"import {shard}: key {show(group.key)}"
-            try:
-                values = {
-                    name: self._value(group, name, where) for name in self._options.attributes
-                }
-                if self._maker.fields:
-                    yield self._join(group, prefix, values, where)
+        with closing(self._groups(number)) as groups:
+            for group in groups:
+                where = f"import {shard}: key {show(group.key)}"
+                try:
+                    values = {
+                        name: self._value(group, name, where) for name in self._options.attributes
+                    }
+                    if self._maker.fields:
+                        yield self._join(group, prefix, values, where)
+                        continue
+                except AbsentError as error:
+                    if self._options.nulls != "skip":
+                        hint = HINT if self._options.nulls == "error" else _NO_TYPE
+                        raise FormatError(f"{error}; {hint}") from error
+                    self.skipped["key that lacks a member"] += 1
                     continue
-            except AbsentError as error:
-                if self._options.nulls != "skip":
-                    hint = HINT if self._options.nulls == "error" else _NO_TYPE
-                    raise FormatError(f"{error}; {hint}") from error
-                self.skipped["key that lacks a member"] += 1
-                continue
-            for extension, (path, data) in group.members.items():
-                if extension in self._used:
-                    continue
-                if self._column not in (None, extension):
-                    self.skipped[f"member of extension {extension!r}"] += 1
-                    continue
-                yield Record(prefix + path, data, values)
+                for extension, (path, data) in group.members.items():
+                    if extension in self._used:
+                        continue
+                    if self._column not in (None, extension):
+                        self.skipped[f"member of extension {extension!r}"] += 1
+                        continue
+                    yield Record(prefix + path, data, values)
 
     def _value(self, group: _Group, name: str, where: str) -> Value:
         """Return the value of an attribute, or its default if the key lacks it."""
@@ -229,7 +231,7 @@ class WebDatasetSource(ArchiveShards):
         }
         return self._maker.make(prefix + group.key, values, where, attributes)
 
-    def _groups(self, number: int) -> Iterator[_Group]:
+    def _groups(self, number: int) -> Generator[_Group, None, None]:
         group: _Group | None = None
         with self.open_shard(number) as archive:
             for member in archive.members():

@@ -19,7 +19,7 @@ import numpy as np
 from dlfs.errors import FormatError
 from dlfs.fields import FieldType
 from dlfs.ingest.fields import Choices, FieldRecords
-from dlfs.ingest.records import Record, gather, number_path, text_path
+from dlfs.ingest.records import Records, gather, number_path, text_path
 from dlfs.ingest.source import BLOCK_SAMPLES_MAX, Array, Int64Array, SampleBlock
 from dlfs.ingest.tables.arrow import compute, pyarrow, types
 from dlfs.ingest.tables.plain import (
@@ -216,7 +216,7 @@ class Columns:
         self.left_out[ROW_WITH_NULL] = self.left_out.get(ROW_WITH_NULL, 0) + int((~keep).sum())
         return part.take(np.flatnonzero(keep))
 
-    def _records(self, part: _Part, prefix: bytes, maker: FieldRecords) -> Iterator[Record]:
+    def _records(self, part: _Part, prefix: bytes, maker: FieldRecords) -> Records:
         paths = self._paths(part, prefix)
         attributes = self._attribute_values(part)
         fields = {column.name: self._field_values(column, part) for column in self.fields}

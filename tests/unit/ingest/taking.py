@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,24 @@ Taken = dict[str, tuple[bytes, dict[str, Any]]]
 
 
 def take(source: Source, *, layout: Layout = "path", seed: int = 0) -> Taken:
-    """Everything that a source gives, in its order."""
+    """Everything that a source gives, in its order; no file of it stays open, also after errors."""
     got: Taken = {}
-    for block in source.blocks(layout=layout, seed=seed):
-        columns = {name: values.tolist() for name, values in block.attributes.items()}
-        spans = zip(block.paths, block.offsets.tolist(), block.lengths.tolist(), strict=True)
-        for row, (path, at, size) in enumerate(spans):
-            name = path.decode("utf-8", "surrogateescape")
-            assert name not in got
-            attributes = {key: values[row] for key, values in columns.items()}
-            got[name] = block.data[at : at + size].tobytes(), attributes
-    source.close()
+    try:
+        with closing(source.blocks(layout=layout, seed=seed)) as blocks:
+            for block in blocks:
+                columns = {name: values.tolist() for name, values in block.attributes.items()}
+                spans = zip(
+                    block.paths, block.offsets.tolist(), block.lengths.tolist(), strict=True
+                )
+                for row, (path, at, size) in enumerate(spans):
+                    name = path.decode("utf-8", "surrogateescape")
+                    assert name not in got
+                    attributes = {key: values[row] for key, values in columns.items()}
+                    got[name] = block.data[at : at + size].tobytes(), attributes
+    finally:
+        source.close()
+        opened = {os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()}
+        assert not opened & set(getattr(source, "shards", []))
     return got
 
 

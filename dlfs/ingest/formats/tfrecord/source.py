@@ -37,8 +37,8 @@ import struct
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -75,6 +75,7 @@ from dlfs.ingest.formats.tfrecord.example import (
 )
 from dlfs.ingest.records import (
     Record,
+    Records,
     ShardSource,
     Value,
     attribute_array,
@@ -202,13 +203,15 @@ class TfRecordSource(ShardSource):
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Stream one file; see ``ShardSource``."""
-        shard = self.shards[number]
-        records = (
-            self._sample(number, count, memoryview(data))
-            for count, data in enumerate(_stream(shard, self._compressions[number]))
-        )
-        found = (record for record in records if record is not None)
-        return gather(found, where=f"import {shard}", buffer_bytes=self.buffer_bytes)
+        where = f"import {self.shards[number]}"
+        return gather(self._records(number), where=where, buffer_bytes=self.buffer_bytes)
+
+    def _records(self, number: int) -> Records:
+        with closing(_stream(self.shards[number], self._compressions[number])) as stream:
+            for count, data in enumerate(stream):
+                record = self._sample(number, count, memoryview(data))
+                if record is not None:
+                    yield record
 
     def read_indexed(self, indices: Uint64Array, offsets: Int64Array, buffer: Bytes) -> SampleBlock:
         """Read and check whole records; make a block of the samples in them."""
@@ -315,22 +318,23 @@ class TfRecordSource(ShardSource):
         """
         options, found = self._options, {}
         for number, shard in enumerate(self.shards):
-            for data in _stream(shard, self._compressions[number]):
-                assert self._examples is not None
-                features = self._examples.features(data)
-                self._maker.choose(self._free(features))
-                readers: dict[str, _Reader] = dict.fromkeys(options.attributes, scalar)
-                if options.column is not None:
-                    readers[options.column] = bytes_value
-                for name, kind in self._maker.fields.items():
-                    readers[name] = partial(field_value, declared=kind)
-                    if kind is not None:
-                        found[name] = default_of_type(kind)
-                for name in readers.keys() - found.keys():
-                    with suppress(AbsentFeatureError):
-                        found[name] = default_like(_read(features, name, readers[name]))
-                if readers.keys() <= found.keys():
-                    return found
+            with closing(_stream(shard, self._compressions[number])) as stream:
+                for data in stream:
+                    assert self._examples is not None
+                    features = self._examples.features(data)
+                    self._maker.choose(self._free(features))
+                    readers: dict[str, _Reader] = dict.fromkeys(options.attributes, scalar)
+                    if options.column is not None:
+                        readers[options.column] = bytes_value
+                    for name, kind in self._maker.fields.items():
+                        readers[name] = partial(field_value, declared=kind)
+                        if kind is not None:
+                            found[name] = default_of_type(kind)
+                    for name in readers.keys() - found.keys():
+                        with suppress(AbsentFeatureError):
+                            found[name] = default_like(_read(features, name, readers[name]))
+                    if readers.keys() <= found.keys():
+                        return found
         missing = ", ".join(sorted(readers.keys() - found.keys()))
         raise ExampleError(f"expected feature {missing} in a record, got none in all of them")
 
@@ -453,7 +457,7 @@ def _read_index(path: str, shard: str, size_bytes: int) -> Uint64Array:
 # ---- compressed files ----------------------------------------------------------------------------
 
 
-def _stream(shard: str, compression: str) -> Iterator[bytes]:
+def _stream(shard: str, compression: str) -> Generator[bytes, None, None]:
     """Yield the records of a file, from its start to its end."""
     count = 0
     with file_errors(f"import {shard}"), open(shard, "rb") as file:
