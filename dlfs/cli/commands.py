@@ -5,14 +5,16 @@ exit code of ``dlfs.cli.exits``; ``--debug`` adds the traceback. An exception th
 the system raises on purpose is a bug; Python prints its traceback.
 
 No module that is slow to load is imported before a verb runs: ``dlfs`` loads numpy and libdlfs on
-first use, and drawing loads rich.
+first use, and drawing loads rich. Of the verbs, the one of the command line is loaded; ``--help``
+and the shell's completion of a verb's name load all.
 """
 
 from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -25,38 +27,7 @@ from dlfs.cli.interrupts import interruptible
 from dlfs.cli.options import as_typed
 from dlfs.cli.output import Verbosity, log_on_stderr, print_text, set_verbosity
 from dlfs.cli.streams import OutputError, ReaderGoneError, discard_stdout
-from dlfs.cli.verb import VerbGroup, add_verb, with_verbosity
-from dlfs.cli.verbs import (
-    attach,
-    cat,
-    compose,
-    cp,
-    diff,
-    discover,
-    du,
-    export,
-    format,  # noqa: A004
-    import_,
-    incoming,
-    info,
-    key,
-    ls,
-    mount,
-    mv,
-    remove,
-    repair,
-    resize,
-    seal,
-    serve,
-    stall,
-    stat,
-    target,
-    top,
-    umount,
-    uri,
-    verify,
-    version,
-)
+from dlfs.cli.verb import VerbGroup, make_parser, with_verbosity
 from dlfs.errors import DlfsError
 
 # The base class of the parser's errors; its module depends on the version of typer.
@@ -96,8 +67,86 @@ def _report_output(error: OutputError) -> ExitCode:
     return exit_code_of(error)
 
 
+_PANELS = {
+    "Volumes": {
+        "format": "format:format_volume",
+        "info": "info:info",
+        "verify": "verify:verify",
+        "repair": "repair:repair",
+        "grow": "resize:grow",
+        "rebalance": "resize:rebalance",
+        "shrink": "resize:shrink",
+    },
+    "Datasets": {
+        "import": "import_:import_dataset",
+        "ls": "ls:ls",
+        "stat": "stat:stat",
+        "cat": "cat:cat",
+        "export": "export:export",
+        "cp": "cp:cp",
+        "diff": "diff:diff",
+        "du": "du:du",
+        "mv": "mv:mv",
+        "rm": "remove:rm",
+        "prune": "remove:prune",
+    },
+    "Mounting": {
+        "mount": "mount:mount",
+        "umount": "umount:umount",
+        "seal": "seal:seal",
+        "incoming": "incoming:incoming",
+    },
+    "Watching": {
+        "top": "top:top",
+        "stall": "stall:stall",
+    },
+    "Serving": {
+        "serve": "serve:serve",
+        "attach": "attach:attach",
+        "detach": "attach:detach",
+    },
+    "Storage nodes": {
+        "discover": "discover:discover",
+        "target": "target:app",
+        "key": "key:app",
+        "compose": "compose:app",
+    },
+    "Help": {
+        "uri": "uri:uri",
+        "version": "version:version",
+    },
+}
+"""The module in ``dlfs.cli.verbs`` and the function or group of each verb, by panels of --help."""
+_HOMES = {name: (panel, home) for panel, verbs in _PANELS.items() for name, home in verbs.items()}
+
+
+class _Verbs(Mapping[str, Any]):
+    """The parser of each verb by its name, which is loaded and made when it is first used."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            panel, home = _HOMES[name]
+            module, _, attribute = home.partition(":")
+            verb = getattr(import_module(f"dlfs.cli.verbs.{module}"), attribute)
+            self._made[name] = make_parser(name, verb, panel=panel)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_HOMES)
+
+    def __len__(self) -> int:
+        return len(_HOMES)
+
+
 class Commands(VerbGroup):
     """The verbs; turns errors into a line and an exit code."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**named)
+        self.commands = _Verbs()
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write --help."""
@@ -180,62 +229,10 @@ def start(
 ) -> None:
     """Take the options of all verbs."""
     if show_version:
-        version.version()
+        from dlfs.cli.verbs.version import version
+
+        version()
         raise typer.Exit
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         raise typer.Exit(ExitCode.USAGE)
-
-
-_PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
-    "Volumes": {
-        "format": format.format_volume,
-        "info": info.info,
-        "verify": verify.verify,
-        "repair": repair.repair,
-        "grow": resize.grow,
-        "rebalance": resize.rebalance,
-        "shrink": resize.shrink,
-    },
-    "Datasets": {
-        "import": import_.import_dataset,
-        "ls": ls.ls,
-        "stat": stat.stat,
-        "cat": cat.cat,
-        "export": export.export,
-        "cp": cp.cp,
-        "diff": diff.diff,
-        "du": du.du,
-        "mv": mv.mv,
-        "rm": remove.rm,
-        "prune": remove.prune,
-    },
-    "Mounting": {
-        "mount": mount.mount,
-        "umount": umount.umount,
-        "seal": seal.seal,
-        "incoming": incoming.incoming,
-    },
-    "Watching": {
-        "top": top.top,
-        "stall": stall.stall,
-    },
-    "Serving": {
-        "serve": serve.serve,
-        "attach": attach.attach,
-        "detach": attach.detach,
-    },
-    "Storage nodes": {
-        "discover": discover.discover,
-        "target": target.app,
-        "key": key.app,
-        "compose": compose.app,
-    },
-    "Help": {
-        "uri": uri.uri,
-        "version": version.version,
-    },
-}
-for _panel, _verbs in _PANELS.items():
-    for _name, _verb in _verbs.items():
-        add_verb(app, _name, _verb, panel=_panel)

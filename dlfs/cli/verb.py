@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from dlfs.cli import help as layout
 from dlfs.cli.environment import complete_arguments
@@ -67,6 +68,14 @@ def add_verb(
         app.add_typer(verb, name=name, rich_help_panel=panel)
     else:
         app.command(name, cls=Verb, rich_help_panel=panel)(with_verbosity(verb))
+
+
+def make_parser(name: str, verb: Callable[..., None] | typer.Typer, *, panel: str) -> Any:
+    """Return the parser of a verb or a group that ``dlfs`` itself has."""
+    app = typer.Typer(callback=lambda: None, add_completion=False, rich_markup_mode=None)
+    add_verb(app, name, verb, panel=panel)
+    commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    return commands[name]
 
 
 class Verb(TyperCommand):
