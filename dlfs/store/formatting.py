@@ -235,7 +235,8 @@ def check_empty(device: BlockDevice, action: str) -> None:
             )
     length = min(PROBED_BYTES, device.size_bytes)
     for offset in (0, device.size_bytes - length):
-        if _without_record(device.read(offset, length), offset).strip(b"\0"):
+        data = _without_record(device.read(offset, length), offset)
+        if data != bytes(len(data)):
             raise ExistsError(
                 f"{action} {device.uri}: expected an empty device, got data between bytes {offset} "
                 f"and {offset + length}; {_HOW_TO_OVERWRITE}"
@@ -271,7 +272,7 @@ def has_other_data(device: BlockDevice, *, joining: bool) -> bool:
         (LOCATION_RECORD_OFFSET_BYTES, LOCATION_RECORD_BYTES_MAX),
     ):
         data[offset : offset + length] = bytes(length)
-    return any(data)
+    return data != bytes(len(data))
 
 
 def check_blocks(device: BlockDevice, block_bytes: int, action: str) -> None:
