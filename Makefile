@@ -79,7 +79,10 @@ test: lint-quick .venv/.extra build/nvmet/order ## everything: lint, then all te
 
 # The threads of OpenBLAS, of which no test has use, start with numpy: a tenth of the CPU time of each command that is tested.
 pytest: export OPENBLAS_NUM_THREADS := 1
+# Several processes would each compile the same tests at once: a third of a minute of CPU time each, where one needs half.
 pytest:
+	$(if $(filter-out 1,$(WORKERS)),@mkdir -p build && $(BIN)/pytest --collect-only -qq $(PYTEST_ARGS) >build/collected.log || \
+	    { cat build/collected.log; exit 1; })
 	$(BIN)/pytest --numprocesses $(WORKERS) --max-worker-restart 0 $(PYTEST_ARGS)
 
 # They take a minute of CPU time, most of it for importing PyTorch, for which CI has no room: make test runs two of them.

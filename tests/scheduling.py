@@ -36,7 +36,6 @@ SLOW_FIRST = (
     "tests/unit/cli/test_process.py",
     "tests/golden/",
     "tests/service/",
-    "tests/unit/directory/test_large.py",
     "tests/unit/adapters/",
     "tests/bench/",
 )

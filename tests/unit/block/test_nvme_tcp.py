@@ -41,6 +41,7 @@ from tests.support.nvme import (
     Subsystem,
 )
 from tests.support.nvme.faults import Omit
+from tests.support.waiting import wait_for
 
 IDENTIFY = NvmeCommand(0x06, cdw10=1)
 
@@ -237,8 +238,12 @@ def test_keep_alives_are_sent_in_time() -> None:
     They are sent twice as often as required, so a busy machine may be late by two seconds.
     """
     with ScriptedTarget() as target, open_device(target.uri(keepalive_ms=4000)) as device:
-        while target.counters.commands[Event.KEEP_ALIVE] < 3:
+
+        def read_until_sent() -> bool:
             assert device.read(0, 4096) == bytes(4096)
+            return target.counters.commands[Event.KEEP_ALIVE] >= 3
+
+        wait_for(read_until_sent, "three keep-alives")
         assert target.counters.keep_alives_missed == 0
         assert isinstance(device, NvmeTcpDevice)
         assert device.status().reconnects == 0

@@ -1,4 +1,4 @@
-"""Ten million samples: built, shared, looked up, within the memory that the design allows."""
+"""Two million samples: built, shared, looked up, within the memory that the design allows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from dlfs._native.directory import build_segment
-from dlfs.base.units import GIB, KIB
+from dlfs.base.units import KIB
 from dlfs.directory import DirectoryIdentity, DirectorySizes, load_directory
 from dlfs.format.location import pack_locations
 
-COUNT = 10_000_000
+COUNT = 2_000_000
 RESIDENT_BYTES_PER_SAMPLE = 32
-MEMORY_BYTES = 4 * GIB
+MEMORY_BYTES_PER_SAMPLE = 430
 SAMPLE_BYTES = 4096
 DATASET = uuid.UUID(int=2)
 
@@ -92,8 +92,7 @@ def stored(
     return path, DirectorySizes(segment.entries.nbytes, segment.names.nbytes)
 
 
-@pytest.mark.slow
-def test_a_directory_of_ten_million_samples_is_built_and_read_in_limited_memory(
+def test_a_directory_of_two_million_samples_is_built_and_read_in_limited_memory(
     stored: tuple[Path, DirectorySizes],
     places: NDArray[np.uint64],
     memory_before: int,
@@ -110,17 +109,17 @@ def test_a_directory_of_ten_million_samples_is_built_and_read_in_limited_memory(
     identity = DirectoryIdentity(uuid.UUID(int=1), DATASET, "large")
     with load_directory(identity, sizes, read_into, root=tmp_path) as directory:
         assert len(directory) == COUNT
-        chosen = np.random.default_rng(2).integers(0, COUNT, 1_000_000)
+        chosen = np.random.default_rng(2).integers(0, COUNT, 200_000)
         text, offsets = paths_of(chosen)
         assert np.array_equal(directory.find_packed(text, offsets), chosen)
         text[::32] = ord("T")
         assert (directory.find_packed(text, offsets) == -1).all()
         assert directory.name(1_234_567) == path_of(1_234_567)
-        assert directory.lower_bound(path_of(7_654_321)) == 7_654_321
+        assert directory.lower_bound(path_of(1_765_432)) == 1_765_432
         order = directory.order()
         assert np.array_equal(places[order], np.arange(COUNT, dtype=np.uint64))
-        assert directory.rank_at(5_000_000 * SAMPLE_BYTES) == 5_000_000
+        assert directory.rank_at(1_000_000 * SAMPLE_BYTES) == 1_000_000
         assert sum(1 for _ in directory.children(b"train")) == COUNT // 1000
-        assert sum(1 for _ in directory.children(b"train/n04321")) == 1000
+        assert sum(1 for _ in directory.children(b"train/n01321")) == 1000
         assert directory.crcs([COUNT - 1]).tolist() == [COUNT - 1]
-    assert memory_bytes("VmHWM") - memory_before < MEMORY_BYTES
+    assert memory_bytes("VmHWM") - memory_before < MEMORY_BYTES_PER_SAMPLE * COUNT

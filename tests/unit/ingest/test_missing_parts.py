@@ -351,19 +351,15 @@ def test_no_file_that_a_source_names_is_opened(tmp_path: Path, h5py: Any) -> Non
         "            pass\n"
     )
     log = tmp_path / "log"
-    command = [
-        "strace",
-        "-f",
-        "-e",
-        "trace=open,openat",
-        "-o",
-        str(log),
-        sys.executable,
-        "-c",
-        script,
-    ]
+    trace = ["strace", "-f", "--seccomp-bpf", "-e", "trace=open,openat", "-o", str(log)]
     done = subprocess.run(
-        [*command, *(str(folder / name) for name in ("a.h5", "b.h5", "c.h5"))],
+        [
+            *trace,
+            sys.executable,
+            "-c",
+            script,
+            *(folder / name for name in ("a.h5", "b.h5", "c.h5")),
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,
