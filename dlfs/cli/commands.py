@@ -146,7 +146,7 @@ class Commands(VerbGroup):
 
     def __init__(self, **named: Any) -> None:
         super().__init__(**named)
-        self.commands = _Verbs()
+        self.commands = _Verbs()  # type: ignore[assignment]  # none is added
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write --help."""

@@ -147,7 +147,9 @@ def gather(
             yield make_block(part, where)
 
 
-def join_blocks(blocks: Iterable[SampleBlock], buffer_bytes: int) -> Iterator[SampleBlock]:
+def join_blocks(
+    blocks: Iterable[SampleBlock], buffer_bytes: int
+) -> Generator[SampleBlock, None, None]:
     """Join small blocks that follow each other to blocks of at most ``buffer_bytes``.
 
     Args:
