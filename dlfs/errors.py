@@ -167,6 +167,22 @@ def write_error(message: str, code: int) -> SpaceError | DeviceError:
     return DeviceError(message, code or errno.EIO)
 
 
+def restore_error(
+    kind: str, message: str, code: int = 0, *, otherwise: type[DlfsError] = NativeError
+) -> DlfsError:
+    """Return the error that another process has described.
+
+    Args:
+        kind: name of the error's class.
+        message: its text.
+        code: errno; 0 for none.
+        otherwise: class of an error whose class is unknown.
+    """
+    found = globals().get(kind)
+    error = found if isinstance(found, type) and issubclass(found, DlfsError) else otherwise
+    return error(message, code or errno.EIO) if issubclass(error, DeviceError) else error(message)
+
+
 def drop_tracebacks(error: BaseException) -> None:
     """Remove the tracebacks of an error that will be stored, and of its causes.
 

@@ -25,7 +25,7 @@ import trio
 
 from dlfs.base.wording import quote
 from dlfs.dataset.dataset import Dataset
-from dlfs.errors import DlfsError, LimitError, NotFoundError, StaleError
+from dlfs.errors import LimitError, NotFoundError, StaleError
 from dlfs.mount.errnos import report_failure
 from dlfs.mount.inode_numbers import DATASET_MAX
 from dlfs.mount.supervise.inherited import DatasetNumbers
@@ -426,7 +426,7 @@ class MountView:
             await trio.sleep(EXPIRY_SECONDS)
 
     async def _withdraw(self, dataset: ShownDataset) -> None:
-        """Have a task of the server stop using a dataset, and wait: the server outlives it.
+        """Have the server stop using a dataset; it does not end before that has.
 
         Raises:
             DlfsError: the server could not stop using it.
@@ -434,18 +434,10 @@ class MountView:
         server, nursery = self.server, self.nursery
         if server is None or nursery is None:
             return
-        ended = trio.Event()
-        errors: list[DlfsError] = []
 
-        async def run() -> None:
-            try:
+        async def run(task_status: trio.TaskStatus[None]) -> None:
+            with trio.CancelScope(shield=True):  # also if the caller ends
                 await server.withdraw(dataset)
-            except DlfsError as error:
-                errors.append(error)
-            finally:
-                ended.set()
+            task_status.started()
 
-        nursery.start_soon(run)
-        await ended.wait()
-        if errors:
-            raise errors[0]
+        await nursery.start(run)

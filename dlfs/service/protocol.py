@@ -22,16 +22,22 @@ Client and service must speak the same ``PROTOCOL_VERSION``.
 
 from __future__ import annotations
 
-import errno
 import struct
 from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
 
-from dlfs import errors
 from dlfs.base.json_records import excerpt, parse_json, to_json, to_record
-from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, NativeError, TruncatedError
+from dlfs.errors import (
+    DeviceError,
+    DlfsError,
+    FormatError,
+    LimitError,
+    NativeError,
+    TruncatedError,
+    restore_error,
+)
 from dlfs.store.info import VolumeInfo
 
 PROTOCOL_VERSION = 7
@@ -317,9 +323,4 @@ def failure_of(error: Exception) -> Failure:
 
 def error_of(failure: Failure) -> DlfsError:
     """Return the error that a ``Failure`` carries; a ``NativeError`` if its class is unknown."""
-    kind = getattr(errors, failure.error, None)
-    if not (isinstance(kind, type) and issubclass(kind, DlfsError)):
-        return NativeError(f"{failure.error}: {failure.message}")
-    if issubclass(kind, DeviceError):
-        return kind(failure.message, failure.code or errno.EIO)
-    return kind(failure.message)
+    return restore_error(failure.error, failure.message, failure.code)

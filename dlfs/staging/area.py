@@ -69,22 +69,6 @@ _RECORD_BYTES_MAX = 4096
 _BACKLOG = 128
 
 
-@dataclass(frozen=True)
-class Caller:
-    """The user that makes a request.
-
-    Attributes:
-        uid: user ID.
-    """
-
-    uid: int
-
-    @property
-    def is_trusted(self) -> bool:
-        """True for root and the server's own user, which may do everything that the server may."""
-        return self.uid in (0, os.geteuid())
-
-
 class StagingArea:
     """An open staging area. A context manager.
 
@@ -174,8 +158,13 @@ class StagingArea:
 
     # ---- sealing ---------------------------------------------------------------------------------
 
-    def take(self, name: bytes, uuid: UUID, caller: Caller) -> int:
+    def take(self, name: bytes, uuid: UUID, owner: int | None = None) -> int:
         """Take a directory out of sight of programs, durably, to be sealed under a UUID.
+
+        Args:
+            name: name of the directory.
+            uuid: UUID of the dataset.
+            owner: user to whom it must belong; None: it may belong to any.
 
         Returns:
             A descriptor of the directory, which is the caller's.
@@ -195,10 +184,10 @@ class StagingArea:
             raise write_error(f"{what}: {error.strerror}", error.errno or 0) from error
         try:
             found = os.fstat(directory)
-            if not caller.is_trusted and found.st_uid != caller.uid:
+            if owner not in (None, found.st_uid):
                 raise DeviceError(
                     f"{what}: {self.path(name)} belongs to user {found.st_uid}, not to user "
-                    f"{caller.uid}",
+                    f"{owner}",
                     errno.EACCES,
                 )
             self._move_out(name, uuid, found, what)

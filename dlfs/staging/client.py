@@ -10,9 +10,8 @@ import os
 import socket
 from collections.abc import Callable
 
-from dlfs import errors
 from dlfs.base.json_records import from_json, to_json
-from dlfs.errors import DeviceError, DlfsError
+from dlfs.errors import DeviceError, DlfsError, restore_error
 from dlfs.format.paths import display
 from dlfs.staging.area import PRIVATE, socket_path
 from dlfs.staging.protocol import (
@@ -105,7 +104,7 @@ def _ask(
             while line := stream.readline(ANSWER_BYTES_MAX):
                 answer = from_json(line, SealAnswer)
                 if answer.final:
-                    _raise_error(answer.status)
+                    _check(answer.status)
                     return answer
                 progress(answer.status)
         except TimeoutError as error:
@@ -119,12 +118,8 @@ def _ask(
     raise DeviceError(f"{what}: the mount ended; what was not sealed is in the staging area")
 
 
-def _raise_error(status: SealStatus) -> None:
+def _check(status: SealStatus) -> None:
     """Raise the error of a request, if it has one."""
-    if status.error is None:
-        return
-    kind = getattr(errors, status.kind or "", DeviceError)
-    assert issubclass(kind, DlfsError)
-    if issubclass(kind, DeviceError):
-        raise kind(status.error, status.code or errno.EIO)
-    raise kind(status.error)
+    if status.error is not None:
+        kind = status.kind or DeviceError.__name__
+        raise restore_error(kind, status.error, status.code)

@@ -28,7 +28,7 @@ from dlfs.format.names import dataset_name_bytes, new_dataset_name
 from dlfs.format.paths import display, to_bytes
 from dlfs.ingest.importer import ImportReport, import_dataset
 from dlfs.ingest.progress import Progress
-from dlfs.staging.area import Caller, StagingArea
+from dlfs.staging.area import StagingArea
 from dlfs.staging.protocol import (
     OPEN,
     SEALED,
@@ -53,13 +53,13 @@ class Seal:
 
     Attributes:
         name: name of the dataset.
-        caller: user that requests it.
+        owner: user to whom all of it must belong; None: it may belong to any.
         options: options of the seal.
         status: state of the dataset's sealing.
     """
 
     name: bytes
-    caller: Caller
+    owner: int | None = None
     options: SealOptions = field(default_factory=SealOptions)
     status: SealStatus = field(default_factory=lambda: SealStatus(WAITING))
 
@@ -136,7 +136,7 @@ class Sealer:
         finished = self.settle()
         uuid = uuid4()
         try:
-            directory = self._area.take(name, uuid, seal.caller)
+            directory = self._area.take(name, uuid, seal.owner)
         except NotFoundError:
             if name in finished:  # by an attempt whose outcome was unknown
                 return _sealed_status(finished[name])
@@ -165,7 +165,7 @@ class Sealer:
         name = dataset_name_bytes(seal.name)
         self.settle()
         uuid = uuid4()
-        directory = self._area.take(name, uuid, seal.caller)
+        directory = self._area.take(name, uuid, seal.owner)
         try:
             with closing(self._source(seal, directory, SealOptions(links="skip"))):
                 pass  # no file is open for writing
@@ -188,11 +188,11 @@ class Sealer:
             if each in names or status.state == UNDECIDED
         }
 
-    def datasets(self, caller: Caller, under_way: dict[bytes, Seal]) -> list[StagedDataset]:
+    def datasets(self, owner: int | None, under_way: dict[bytes, Seal]) -> list[StagedDataset]:
         """Return the datasets that a user may seal; walks over all their files.
 
         Args:
-            caller: the user.
+            owner: user whose datasets are listed; None: all are.
             under_way: the requests that are waiting or running, by name.
         """
         found = []
@@ -200,11 +200,11 @@ class Sealer:
             request = under_way.get(name)
             status = request.status if request else self._errors.get(name, SealStatus(OPEN))
             try:
-                if not caller.is_trusted and self._area.owner(name) != caller.uid:
+                if owner is not None and self._area.owner(name) != owner:
                     continue
                 contents = self._area.contents(name)
             except FileNotFoundError:
-                if not caller.is_trusted or status.state == OPEN:
+                if owner is not None or status.state == OPEN:
                     continue  # it was sealed or renamed meanwhile
                 contents = StagedContents(status.samples_total or 0, status.bytes_total or 0, 0.0)
             found.append(StagedDataset(os.fsdecode(name), contents, status))
@@ -245,8 +245,7 @@ class Sealer:
             )
 
     def _source(self, seal: Seal, directory: int, options: SealOptions) -> StagedSource:
-        owner = None if seal.caller.is_trusted else seal.caller.uid
-        return StagedSource(display(seal.name), directory, links=options.links, owner=owner)
+        return StagedSource(display(seal.name), directory, links=options.links, owner=seal.owner)
 
     def _report_progress(self, seal: Seal, progress: Progress) -> None:
         seal.status = SealStatus(

@@ -23,7 +23,7 @@ from dlfs.base.json_records import from_json, to_json
 from dlfs.base.units import format_bytes
 from dlfs.errors import DlfsError, FormatError, UsageError
 from dlfs.format.paths import display
-from dlfs.staging.area import Caller, StagingArea
+from dlfs.staging.area import StagingArea
 from dlfs.staging.protocol import (
     OPEN,
     REQUEST_BYTES_MAX,
@@ -110,7 +110,7 @@ class SealServer:
             raise UsageError("seal: the staging area is not served; the log of the mount says why")
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(here))
-        self._nursery.start_soon(self._serve, stream, Caller(uid))
+        self._nursery.start_soon(self._serve, stream, uid)
         return there
 
     # ---- connections -----------------------------------------------------------------------------
@@ -132,23 +132,24 @@ class SealServer:
         found = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, uid, _ = _CREDENTIALS.unpack(found)
         try:
-            await self._serve(stream, Caller(uid))
+            await self._serve(stream, uid)
         finally:
             self._places.release()
 
-    async def _serve(self, stream: trio.SocketStream, caller: Caller) -> None:
-        """Answer the one request of a connection."""
+    async def _serve(self, stream: trio.SocketStream, uid: int) -> None:
+        """Answer the one request of a user's connection."""
+        owner = None if uid in (0, os.geteuid()) else uid  # whose datasets the user may seal
         try:
             async with stream:
-                await self._answer(stream, caller)
+                await self._answer(stream, owner)
         except (trio.BrokenResourceError, trio.TooSlowError):
             pass  # the client is gone, or hangs
 
-    async def _answer(self, stream: trio.SocketStream, caller: Caller) -> None:
+    async def _answer(self, stream: trio.SocketStream, owner: int | None) -> None:
         try:
             with trio.fail_after(REQUEST_SECONDS):
                 request = from_json(await _receive_line(stream), SealRequest)
-            answer = await self._handle(stream, request, caller)
+            answer = await self._handle(stream, request, owner)
         except (DlfsError, OSError, MemoryError) as error:
             answer = SealAnswer(failed_status(error), final=True)
         except (trio.BrokenResourceError, trio.TooSlowError):
@@ -161,16 +162,16 @@ class SealServer:
             await _send(stream, answer)
 
     async def _handle(
-        self, stream: trio.SocketStream, request: SealRequest, caller: Caller
+        self, stream: trio.SocketStream, request: SealRequest, owner: int | None
     ) -> SealAnswer:
         sealer = self._sealer
         assert sealer is not None
         if request.action == "list":
             datasets = await trio.to_thread.run_sync(
-                sealer.datasets, caller, dict(self._under_way), abandon_on_cancel=True
+                sealer.datasets, owner, dict(self._under_way), abandon_on_cancel=True
             )
             return SealAnswer(SealStatus(OPEN), final=True, datasets=tuple(datasets))
-        seal = Seal(_name(request), caller, request.options)
+        seal = Seal(_name(request), owner, request.options)
         with self._registered(seal, request.action):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_report, stream, seal)

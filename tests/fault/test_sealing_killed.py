@@ -23,7 +23,7 @@ KILLS = int(os.environ.get("DLFS_SEAL_KILLS", "20"))
 SERVER = """
 import os, sys
 import dlfs
-from dlfs.staging.area import Caller, StagingArea
+from dlfs.staging.area import StagingArea
 from dlfs.staging.sealer import Seal, Sealer
 
 volume = dlfs.open(sys.argv[1])
@@ -32,7 +32,7 @@ with StagingArea(sys.argv[2], volume.uuid) as area:
     sealer.settle()
     print("ready", flush=True)
     sys.stdin.readline()
-    sealer.seal(Seal(sys.argv[3].encode(), Caller(os.geteuid())))
+    sealer.seal(Seal(sys.argv[3].encode()))
     print("sealed", flush=True)
     area.delete_removed()
     print("removed", flush=True)

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-import dlfs.errors
-from dlfs.errors import DeviceError, DlfsError, FormatError
+from dlfs.errors import DeviceError, DlfsError, FormatError, restore_error
 from dlfs.ingest.source import SampleBlock, Source
 
 
@@ -119,12 +118,8 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
     def error(self) -> DlfsError:
         """Return the error."""
-        found: Any = getattr(dlfs.errors, self.kind, None)
-        kind: Any = (
-            found if isinstance(found, type) and issubclass(found, DlfsError) else FormatError
-        )
         text = to_text(self.text)
-        error: DlfsError = kind(text, self.code) if issubclass(kind, DeviceError) else kind(text)
+        error = restore_error(self.kind, text, self.code or 0, otherwise=FormatError)
         for note in self.notes:
             error.add_note(to_text(note))
         return error

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from dlfs import errors
 from dlfs.base.json_records import parse_json, to_json, to_record
 from dlfs.block import FileUri, parse_uri, split_members
-from dlfs.errors import DlfsError, NativeError
+from dlfs.errors import DlfsError, NativeError, restore_error
 from dlfs.mount.mountpoint import unmount
 from dlfs.mount.options import MountOptions
 
@@ -238,7 +237,5 @@ def _outcome(output: str, action: str) -> Mounted:
     found = parse_json(status)
     if "error" not in found:
         return to_record(found, Mounted)
-    kind = getattr(errors, found["error"], NativeError)
-    assert issubclass(kind, DlfsError)
     detail = f"; {messages.strip()}" if messages.strip() else ""
-    raise kind(found["message"] + detail)
+    raise restore_error(found["error"], found["message"] + detail, found["code"])

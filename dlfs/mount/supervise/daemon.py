@@ -133,15 +133,11 @@ def _reported_errors(*, again: bool = False) -> Iterator[None]:
     """Report errors to the caller and the log; raise them again if wanted."""
     try:
         yield
-    except DlfsError as error:
+    except (DlfsError, OSError) as error:
         _log.error("%s", error)
-        _report({"error": type(error).__name__, "message": str(error)})
-        if again:
-            raise
-    except OSError as error:
-        _log.error("%s", error)
-        kind = type(write_error(str(error), error.errno or 0))
-        _report({"error": kind.__name__, "message": str(error)})
+        code = getattr(error, "errno", None) or 0
+        kind = type(error if isinstance(error, DlfsError) else write_error(str(error), code))
+        _report({"error": kind.__name__, "message": str(error), "code": code})
         if again:
             raise
 

@@ -18,10 +18,9 @@ from dlfs.errors import (
     NotFoundError,
     UsageError,
 )
-from dlfs.staging.area import Caller, StagingArea
+from dlfs.staging.area import StagingArea
 
 VOLUME, OTHER, SEALED = UUID(int=1), UUID(int=2), UUID(int=3)
-SELF = Caller(os.geteuid())
 
 
 def begin(folder: Path, **files: bytes) -> Path:
@@ -31,8 +30,8 @@ def begin(folder: Path, **files: bytes) -> Path:
     return folder
 
 
-def take(area: StagingArea, name: bytes, uuid: UUID = SEALED, caller: Caller = SELF) -> None:
-    os.close(area.take(name, uuid, caller))
+def take(area: StagingArea, name: bytes, uuid: UUID = SEALED, owner: int | None = None) -> None:
+    os.close(area.take(name, uuid, owner))
 
 
 def test_creation_that_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,13 +204,13 @@ def test_what_is_not_theirs(tmp_path: Path) -> None:
     with StagingArea(tmp_path / "area", VOLUME) as area:
         begin(tmp_path / "area/x", a=b"1")
         with pytest.raises(DeviceError, match="belongs to user 0, not to user 65534") as caught:
-            take(area, b"x", caller=Caller(65534))
+            take(area, b"x", owner=65534)
         assert caught.value.errno == errno.EACCES
         assert (area.names(), area.taken()) == ([b"x"], [])
         os.chown(tmp_path / "area/x", 65534, 65534)
-        take(area, b"x", caller=Caller(65534))
+        take(area, b"x", owner=65534)
         area.put_back(SEALED)
-        take(area, b"x", caller=Caller(0))
+        take(area, b"x")
 
 
 def test_a_crash_between_two_steps(tmp_path: Path) -> None:

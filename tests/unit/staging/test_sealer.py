@@ -22,7 +22,7 @@ from dlfs.errors import (
     UsageError,
 )
 from dlfs.staging import sealer as sealers
-from dlfs.staging.area import Caller, StagingArea
+from dlfs.staging.area import StagingArea
 from dlfs.staging.protocol import SealOptions, SealStatus
 from dlfs.staging.sealer import Seal, Sealer, UndecidedError, failed_status
 from dlfs.staging.source import StagedSource
@@ -56,9 +56,8 @@ class Place:
             file.write_bytes(data)
         return self.folder / name
 
-    def seal(self, name: bytes = b"x", uid: int | None = None, **options: object) -> SealStatus:
-        caller = Caller(os.geteuid() if uid is None else uid)
-        return self.sealer.seal(Seal(name, caller, SealOptions(**options)))  # type: ignore[arg-type]
+    def seal(self, name: bytes = b"x", owner: int | None = None, **options: object) -> SealStatus:
+        return self.sealer.seal(Seal(name, owner, SealOptions(**options)))  # type: ignore[arg-type]
 
     def restart(self) -> list[bytes]:
         """Open all again, and settle, as the next server does; return what had been sealed."""
@@ -265,7 +264,7 @@ def test_a_volume_that_does_not_answer(
     with pytest.raises(UndecidedError, match="it is unknown whether the dataset was sealed") as got:
         place.seal()
     place.sealer.note_error(b"x", failed_status(got.value))
-    (listed,) = place.sealer.datasets(Caller(0), {})
+    (listed,) = place.sealer.datasets(None, {})
     assert (listed.name, listed.status.state) == ("x", "undecided")
     with pytest.raises(DeviceError, match="read the superblock"):
         place.seal()
@@ -287,7 +286,7 @@ def test_files_that_cannot_be_removed(place: Place, monkeypatch: pytest.MonkeyPa
 
 
 def test_discarding(place: Place) -> None:
-    discard = Seal(b"x", Caller(os.geteuid()))
+    discard = Seal(b"x")
     (place.folder / "x/link").symlink_to("/etc/passwd")
     with (
         (place.folder / "x/0/3").open("ab"),
@@ -304,7 +303,7 @@ def test_discarding(place: Place) -> None:
 @pytest.mark.parametrize("path", [b"../other", b"/tmp", b"..", b".", b"", b"x/0", b"x\0"])
 def test_a_path_is_no_name(place: Place, path: bytes) -> None:
     (place.folder.parent / "other").mkdir()
-    for refused in (place.seal, lambda name: place.sealer.discard(Seal(name, Caller(0)))):
+    for refused in (place.seal, lambda name: place.sealer.discard(Seal(name))):
         with pytest.raises(UsageError):
             refused(path)
     assert (place.folder.parent / "other").is_dir()
@@ -314,17 +313,17 @@ def test_a_path_is_no_name(place: Place, path: bytes) -> None:
 @pytest.mark.root
 def test_other_users(place: Place) -> None:
     nobody, theirs = 65534, place.begin("theirs")
-    for refused in (place.seal, lambda **_: place.sealer.discard(Seal(b"x", Caller(nobody)))):
+    for refused in (place.seal, lambda **_: place.sealer.discard(Seal(b"x", nobody))):
         with pytest.raises(DeviceError, match="belongs to user 0, not to user 65534") as caught:
-            refused(uid=nobody)
+            refused(owner=nobody)
         assert caught.value.errno == errno.EACCES
     os.chown(theirs, nobody, nobody)
     with pytest.raises(DeviceError, match=r"import theirs/0/0: it belongs to user 0") as caught:
         place.seal(b"theirs", nobody)
     assert caught.value.errno == errno.EACCES
     assert place.area.names() == [b"theirs", b"x"]
-    assert [each.name for each in place.sealer.datasets(Caller(nobody), {})] == ["theirs"]
-    assert [each.name for each in place.sealer.datasets(Caller(0), {})] == ["theirs", "x"]
+    assert [each.name for each in place.sealer.datasets(nobody, {})] == ["theirs"]
+    assert [each.name for each in place.sealer.datasets(None, {})] == ["theirs", "x"]
     for file in theirs.rglob("*"):
         os.chown(file, nobody, nobody)
     assert place.seal(b"theirs", nobody).samples_done == len(FILES)
@@ -340,11 +339,11 @@ def test_the_end_of_the_server_abandons_a_seal(place: Place) -> None:
 
 def test_a_list_with_errors_and_progress(place: Place) -> None:
     place.begin("y")
-    under_way = {b"x": Seal(b"x", Caller(0), status=SealStatus("sealing", samples_done=3))}
+    under_way = {b"x": Seal(b"x", status=SealStatus("sealing", samples_done=3))}
     place.sealer.note_error(b"y", failed_status(LockedError("y is locked")))
     place.sealer.note_error(b"none", failed_status(NotFoundError("there is none")))
-    x, y = place.sealer.datasets(Caller(0), under_way)
+    x, y = place.sealer.datasets(None, under_way)
     assert (x.status.state, x.status.samples_done) == ("sealing", 3)
     assert (y.status.error, y.contents.files) == ("y is locked", len(FILES))
     place.seal(b"y")
-    assert [each.name for each in place.sealer.datasets(Caller(0), under_way)] == ["x"]
+    assert [each.name for each in place.sealer.datasets(None, under_way)] == ["x"]
