@@ -39,10 +39,10 @@ from dlfs.errors import ClosedError, NativeError
 
 _FILE_NAME = "libdlfs_fuse.so"
 
-VERSION = 11
+VERSION = 12
 DATASET_MAX = 65535
 NAME_BYTES_MAX = 255
-OPEN_REQUESTS, RESUME, NO_URING, KEPT = 1, 2, 4, 8
+RESUME, NO_URING, KEPT = 1, 2, 4
 UPCALL_OPEN_DATASET, UPCALL_REPORT_FAILURE = 0x10000, 0x10001
 NO_MEMBER = (1 << 32) - 1
 """Member number of a failure that concerns a dataset as a whole, not one sample."""
@@ -179,7 +179,6 @@ class NativeFuse:
         file_mode: permission bits of files.
         threads_max: most threads that answer the kernel.
         busy_poll_us: longest busy polling for an event before a thread sleeps, at most 10,000.
-        open_requests: have the kernel send OPEN requests, as old kernels do.
         uring: receive requests over io_uring where the kernel offers it; False if there is a
             keeper.
 
@@ -198,11 +197,9 @@ class NativeFuse:
         file_mode: int,
         threads_max: int,
         busy_poll_us: int = 0,
-        open_requests: bool = False,
         uring: bool = True,
     ) -> None:
-        flags = OPEN_REQUESTS if open_requests else 0
-        flags |= KEPT if connection.keeper else 0
+        flags = KEPT if connection.keeper else 0
         flags |= RESUME if connection.resumed else 0
         flags |= 0 if uring else NO_URING
         config = CConfig(

@@ -179,7 +179,6 @@ class NativeMount:
             file_mode=options.file_mode,
             threads_max=NESTED_THREADS_MAX if self._view.nested else THREADS_MAX,
             busy_poll_us=options.busy_poll_us if len(os.sched_getaffinity(0)) > 1 else 0,
-            open_requests=options.open_requests,
             uring=options.uring and inherited is None,
         )
         self._record = inherited.record if inherited is not None else None

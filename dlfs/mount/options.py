@@ -44,7 +44,6 @@ class MountOptions:
         busy_poll_us: longest busy polling of the native server for a device's answer or the next
             request, before a thread sleeps; 0: none. It polls only while one program uses the
             mount, and pauses polling while the polls find nothing.
-        open_requests: have the kernel send OPEN requests to the native server, as old kernels do.
         restart: if the native server of a mount in the background dies, another one takes its
             place, where the system permits it (``keeper``).
         uring: have the kernel send requests to the native server over io_uring, if it can.
@@ -59,7 +58,6 @@ class MountOptions:
     incoming: str | None = None
     fuse: str = "auto"
     busy_poll_us: int = BUSY_POLL_US
-    open_requests: bool = False
     restart: bool = True
     uring: bool = True
     nested: bool = False

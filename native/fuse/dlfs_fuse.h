@@ -28,7 +28,7 @@
 extern "C" {
 #endif
 
-#define DLFS_FUSE_VERSION 11u
+#define DLFS_FUSE_VERSION 12u
 #define DLFS_FUSE_DATASET_MAX 65535u  /* highest dataset number of a mount */
 #define DLFS_FUSE_NAME_BYTES_MAX 255u /* longest component of a path */
 
@@ -39,17 +39,15 @@ DLFS_API uint32_t dlfs_fuse_version(void);
 
 typedef struct dlfs_fuse dlfs_fuse;
 
-/* Flag: the kernel sends OPEN and OPENDIR requests, as kernels without FUSE_NO_OPEN_SUPPORT do. */
-#define DLFS_FUSE_OPEN_REQUESTS 1u
 /* Flag: an earlier server of this mount has answered INIT, and the requests that it left are to be
  * sent again. */
-#define DLFS_FUSE_RESUME 2u
+#define DLFS_FUSE_RESUME 1u
 /* Flag: all requests come through /dev/fuse, also where the kernel offers io_uring. */
-#define DLFS_FUSE_NO_URING 4u
+#define DLFS_FUSE_NO_URING 2u
 /* Flag: another process has the file system's descriptor, too, and another server may follow this
  * one. It needs DLFS_FUSE_NO_URING: the kernel's queues would end with this process, and requests
  * would wait in vain for the next one. */
-#define DLFS_FUSE_KEPT 8u
+#define DLFS_FUSE_KEPT 4u
 
 typedef struct dlfs_fuse_config {
     uint32_t uid;         /* owner of every file and directory */

@@ -50,9 +50,8 @@ int negotiate(struct dlfs_fuse *fuse, const uint8_t *bytes, size_t byte_count,
     if (init->major != FUSE_KERNEL_VERSION || init->minor < MINOR_MIN) {
         return -EPROTO;
     }
-    bool forced = (fuse->config.flags & DLFS_FUSE_OPEN_REQUESTS) != 0;
-    fuse->open_requests = forced || (init->flags & FUSE_NO_OPEN_SUPPORT) == 0;
-    fuse->opendir_requests = forced || (init->flags & FUSE_NO_OPENDIR_SUPPORT) == 0;
+    fuse->open_requests = (init->flags & FUSE_NO_OPEN_SUPPORT) == 0;
+    fuse->opendir_requests = (init->flags & FUSE_NO_OPENDIR_SUPPORT) == 0;
     *reply = (struct fuse_init_out){
         .major = FUSE_KERNEL_VERSION,
         .minor = MINOR_USED,

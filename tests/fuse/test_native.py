@@ -21,7 +21,6 @@ from dlfs.mount.server import choose_server
 from tests.fuse.mounting import (
     SECONDS_MAX,
     Mount,
-    Prepared,
     add_dataset,
     errno_of,
     lacks_uring,
@@ -74,17 +73,6 @@ def test_cached_entries_and_bytes_need_no_server(native_mount: Mount) -> None:
             os.close(listing)
     finally:
         os.close(folder)
-
-
-@NATIVE
-def test_kernels_that_open_files(server: str, plain_volume: Prepared, tmp_path: Path) -> None:
-    options = {**served_by(server), "open_requests": True}
-    with mounted(plain_volume.volume, tmp_path / "mnt", tmp_path / "log", **options) as mount:
-        for path, data in plain_volume.files.items():
-            assert (mount / "train" / os.fsdecode(path)).read_bytes() == data
-        found = {os.path.relpath(f, mount / "train") for f, _, _ in os.walk(mount / "train")}
-        assert {"class0", "odd", "sizes"} < found
-        assert errno_of(lambda: os.open(mount / "train/large", os.O_WRONLY)) == errno.EROFS
 
 
 def test_a_removed_name_is_listed_no_more(own_volume: Path, native_mount: Mount) -> None:
