@@ -112,8 +112,8 @@ struct rings {
     pthread_mutex_t lock; /* protects the next five fields */
     pthread_cond_t changed;
     enum rings_phase phase;
-    uint32_t reports;     /* threads that have finished the phase */
-    int failure;          /* of a thread in the phase */
+    uint32_t reports;     /* threads that have registered their entries, or failed */
+    int failure;          /* of one of these */
     uint32_t *registered; /* [queue_count] entries that the kernel accepted */
 
     struct yielding yielding;
@@ -123,24 +123,10 @@ struct rings {
 
 static _Thread_local struct entry *handled; /* entry whose request this thread has not answered */
 
-/* Waits until all threads have finished a phase. Returns the failure of one of them, or 0. */
-static int wait_for_reports(struct rings *rings, uint32_t thread_count)
-{
-    (void)pthread_mutex_lock(&rings->lock);
-    while (rings->reports < thread_count) {
-        (void)pthread_cond_wait(&rings->changed, &rings->lock);
-    }
-    int failure = rings->failure;
-    (void)pthread_mutex_unlock(&rings->lock);
-    return failure;
-}
-
 static void begin_phase(struct rings *rings, enum rings_phase phase)
 {
     (void)pthread_mutex_lock(&rings->lock);
     rings->phase = phase;
-    rings->reports = 0;
-    rings->failure = 0;
     (void)pthread_cond_broadcast(&rings->changed);
     (void)pthread_mutex_unlock(&rings->lock);
 }
@@ -342,52 +328,51 @@ static bool serve_one(struct ring_thread *thread)
     return true;
 }
 
-static int open_ring(struct ring_thread *thread)
-{
-    struct rings *rings = thread->rings;
-    unsigned flags = IORING_SETUP_SQE128 | IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
-    if (thread->processor >= 0) {
-        cpu_set_t processors;
-        CPU_ZERO(&processors);
-        CPU_SET((size_t)thread->processor, &processors);
-        (void)pthread_setaffinity_np(pthread_self(), sizeof processors, &processors);
-    }
-    int code = io_uring_queue_init(thread->entry_count + 1, &thread->ring, flags);
-    if (code < 0) {
-        return code;
-    }
-    (void)io_uring_register_ring_fd(&thread->ring); /* spares a look-up; may fail */
-    code = io_uring_register_files(&thread->ring, &rings->kernel, 1);
-    if (code < 0) {
-        io_uring_queue_exit(&thread->ring);
-        return code;
-    }
-    struct io_uring_sqe *request = io_uring_get_sqe(&thread->ring);
-    io_uring_prep_poll_add(request, rings->stopping, POLLIN);
-    io_uring_sqe_set_data64(request, STOP);
-    return 0;
-}
-
 static void *run(void *argument)
 {
     struct ring_thread *thread = argument;
     struct rings *rings = thread->rings;
     receivers_enter_ring(&rings->fuse->receivers);
     yielder_init(&thread->yielder, &rings->yielding);
-    int code = open_ring(thread);
-    bool opened = code == 0;
-    report(rings, code);
-    if (wait_for_registration(rings) && opened) {
-        code = register_entries(thread);
+    if (thread->processor >= 0) {
+        cpu_set_t processors;
+        CPU_ZERO(&processors);
+        CPU_SET((size_t)thread->processor, &processors);
+        (void)pthread_setaffinity_np(pthread_self(), sizeof processors, &processors);
+    }
+    if (wait_for_registration(rings)) {
+        int code = io_uring_enable_rings(&thread->ring);
+        (void)io_uring_register_ring_fd(&thread->ring); /* spares a look-up; may fail */
+        code = code < 0 ? code : register_entries(thread);
         report(rings, code);
         while (code == 0 && serve_one(thread)) {
         }
     }
     yielder_end(&thread->yielder);
-    if (opened) {
+    io_uring_queue_exit(&thread->ring);
+    return NULL;
+}
+
+/* Starts a thread with a ring, which is the thread's from when it enables the ring. */
+static int start(struct ring_thread *thread)
+{
+    struct rings *rings = thread->rings;
+    unsigned flags = IORING_SETUP_SQE128 | IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
+                     IORING_SETUP_R_DISABLED;
+    int code = io_uring_queue_init(thread->entry_count + 1, &thread->ring, flags);
+    if (code < 0) {
+        return code;
+    }
+    struct io_uring_sqe *request = io_uring_get_sqe(&thread->ring);
+    io_uring_prep_poll_add(request, rings->stopping, POLLIN);
+    io_uring_sqe_set_data64(request, STOP);
+    code = io_uring_register_files(&thread->ring, &rings->kernel, 1);
+    code = code < 0 ? code : thread_start(&thread->thread, NULL, run, thread);
+    if (code < 0) {
         io_uring_queue_exit(&thread->ring);
     }
-    return NULL;
+    thread->started = code == 0;
+    return code;
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -478,15 +463,9 @@ int rings_start(struct dlfs_fuse *fuse, uint64_t payload_bytes, struct rings **o
     rings->payload_bytes = payload_bytes;
     int code = create(fuse, rings);
     code = code < 0 ? code : allocate(rings);
-    uint32_t started = 0;
-    while (code == 0 && started < rings->thread_count) {
-        struct ring_thread *thread = &rings->threads[started];
-        code = thread_start(&thread->thread, NULL, run, thread);
-        thread->started = code == 0;
-        started += code == 0;
+    for (uint32_t i = 0; code == 0 && i < rings->thread_count; i++) {
+        code = start(&rings->threads[i]);
     }
-    int failure = wait_for_reports(rings, started);
-    code = code < 0 ? code : failure;
     if (code < 0) {
         rings_destroy(rings);
         return code;
@@ -498,7 +477,12 @@ int rings_start(struct dlfs_fuse *fuse, uint64_t payload_bytes, struct rings **o
 int rings_register(struct rings *rings)
 {
     begin_phase(rings, RINGS_REGISTERING);
-    int failure = wait_for_reports(rings, rings->thread_count);
+    (void)pthread_mutex_lock(&rings->lock);
+    while (rings->reports < rings->thread_count) {
+        (void)pthread_cond_wait(&rings->changed, &rings->lock);
+    }
+    int failure = rings->failure;
+    (void)pthread_mutex_unlock(&rings->lock);
     /* The kernel uses the queues once each has an entry, and /dev/fuse otherwise. */
     for (uint32_t i = 0; i < rings->queue_count; i++) {
         if (rings->registered[i] == 0) {
