@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ import pytest
 import dlfs
 from dlfs._native.fuse import is_built
 from dlfs.base.units import MIB
+from dlfs.mount.supervise import background
+from tests.fuse.forking import Starter
 from tests.fuse.keeping import make_volume
 from tests.fuse.mounting import (
     EMPTY_DIRECTORIES,
@@ -24,6 +27,14 @@ from tests.fuse.mounting import (
     sample_tree,
     served_by,
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_servers() -> Iterator[None]:
+    """Have the background servers of mounts start in a moment, where they start in this process."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.closing(Starter()) as starter:
+        patch.setattr(background, "subprocess", starter)
+        yield
 
 
 @pytest.fixture(scope="session", params=["native", "uring", "pyfuse3"])

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
 import dlfs
 from bench.serving import uring_offered
 from dlfs.base.units import MIB
+from dlfs.cli.commands import app
 from dlfs.mount.mountpoint import find_mount, unmount
 from dlfs.mount.supervise.keeper import ENABLE_URING
 from tests.odd_names import old_writer
@@ -204,17 +206,26 @@ AS_NOBODY = (
 
 
 def run_cli(
-    *arguments: str | Path | int, prefix: Sequence[str] = (), pass_fds: Sequence[int] = ()
+    *arguments: str | Path | int,
+    alone: bool = False,
+    prefix: Sequence[str] = (),
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``dlfs``."""
-    return subprocess.run(
-        [*prefix, sys.executable, "-m", "dlfs.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_MAX,
-        check=False,
-        pass_fds=pass_fds,
-    )
+    """Run ``dlfs``; in this process, one at a time, unless it is to have a process of its own."""
+    words = [str(argument) for argument in arguments]
+    if alone or prefix or pass_fds:
+        return subprocess.run(
+            [*prefix, sys.executable, "-m", "dlfs.cli", *words],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+            pass_fds=pass_fds,
+        )
+    done = CliRunner().invoke(app, words)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
 
 def errno_of(call: Callable[[], object]) -> int:

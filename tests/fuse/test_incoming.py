@@ -10,10 +10,10 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -67,9 +67,9 @@ class Writable:
             file.write_bytes(data)
         return self / name
 
-    def seal(self, name: str, *options: str) -> dict[str, object]:
+    def seal(self, name: str, *options: str, alone: bool = False) -> dict[str, object]:
         """Seal a dataset, and return the report."""
-        done = run_cli("seal", self.root, name, "--json", *options)
+        done = run_cli("seal", self.root, name, "--json", *options, alone=alone)
         assert done.returncode == 0, done.stderr
         report: dict[str, object] = json.loads(done.stdout)
         return report
@@ -385,7 +385,8 @@ def test_rule_46_two_at_once(shared: Writable, source: Path) -> None:
     names = [f"both{number}" for number in range(3)]
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(lambda name: run("cp", "-r", source, shared / name), names))
-        assert [each["version"] for each in threads.map(shared.seal, names)] == [1, 1, 1]
+        seal = partial(shared.seal, alone=True)
+        assert [each["version"] for each in threads.map(seal, names)] == [1, 1, 1]
     for name in names:
         assert same(source, shared.root / name)
 
@@ -448,11 +449,11 @@ def test_rule_49_killed_while_sealing(tmp_path: Path, source: Path, restart: boo
             top = Writable(mount, staging).begin(name)
             run("cp", "-r", source, top / "all")
             (top / "zeros").write_bytes(bytes(16 * MIB))
-            command = [sys.executable, "-m", "dlfs.cli", "seal", str(mount.directory), name]
-            with subprocess.Popen(command, stderr=subprocess.DEVNULL) as sealing:
+            with ThreadPoolExecutor(1) as pool:
+                sealing = pool.submit(run_cli, "seal", mount.directory, name)
                 wait_for(lambda top=top: not (staging / top.name).exists(), "the seal")
                 os.kill(mount.pid, signal.SIGKILL)
-            assert sealing.returncode in (0, 7)
+            assert sealing.result().returncode in (0, 7)
             wait_for_exit(mount.pid)
         again = tmp_path / f"again{number}"
         with mounted(volume, tmp_path / "mnt", again, **options) as mount:
@@ -472,15 +473,14 @@ def test_rule_49_the_end_of_the_mount_during_a_seal(tmp_path: Path) -> None:
     options = {"incoming": str(staging)}
     with mounted(volume, tmp_path / "mnt", tmp_path / "log", **options) as mount:
         Writable(mount, staging).begin("new", {f"{i}": bytes(MIB) for i in range(100)})
-        command = [sys.executable, "-m", "dlfs.cli", "seal", str(mount.directory), "new"]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as sealing:
+        with ThreadPoolExecutor(1) as pool:
+            sealing = pool.submit(run_cli, "seal", mount.directory, "new")
             wait_for(lambda: not (staging / "new").exists(), "the seal")
             os.kill(mount.pid, signal.SIGTERM)
-            assert sealing.stderr is not None
-            said = sealing.stderr.read()
+            refused = sealing.result()
         wait_for_exit(mount.pid)
-    assert sealing.returncode, said
-    assert "the mount" in said
+    assert refused.returncode, refused.stderr
+    assert "the mount" in refused.stderr
     assert len(os.listdir(staging / "new")) == 100
 
 
