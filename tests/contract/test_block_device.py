@@ -147,7 +147,7 @@ SPDK_TARGET_KINDS = (
     "spdk-512", "spdk-4096", "spdk-4096-bounce",
     "nvmf-512", "nvmf-4096", "nvmf-512-digests", "nvmf-4096-digests",
 )  # fmt: skip
-KERNEL_TARGET_KINDS = ("nvmet-512", "nvmet-4096", "nvmet-512-digests", "nvmet-4096-digests")
+KERNEL_TARGET_KINDS = ("nvmet-512", "nvmet-4096-digests")
 KINDS = [
     pytest.param("uring", marks=pytest.mark.uring),
     pytest.param("threads"),
@@ -155,8 +155,6 @@ KINDS = [
     pytest.param("loop-512", marks=pytest.mark.root),
     pytest.param("loop-4096", marks=pytest.mark.root),
     pytest.param("nvme-tcp"),
-    pytest.param("nvme-tcp-digests"),
-    pytest.param("nvme-tcp-4096"),
     pytest.param("nvme-tcp-4096-digests"),
     pytest.param("memory"),
     pytest.param("fault"),
@@ -233,28 +231,16 @@ def test_empty_transfers_do_nothing(device: BlockDevice) -> None:
     assert device.read(0, 0) == b""
 
 
-@pytest.mark.parametrize(
-    ("offset", "length"),
-    [
-        (1, 4096),
-        (0, 4095),
-        (SIZE_BYTES, 4096),
-        (SIZE_BYTES - 4096, 8192),
-        (-4096, 4096),
-        (0, -512),
-        (1 << 62, 4096),
-        (0, 1 << 62),
-        (1 << 64, 4096),
-    ],
-)
-def test_refuses_ranges_that_are_not_whole_blocks_inside(
-    device: BlockDevice, offset: int, length: int
-) -> None:
-    with pytest.raises(UsageError, match=r"\d bytes"):
-        device.read(offset, length)
-    if 0 <= length <= SIZE_BYTES:
+def test_refuses_ranges_that_are_not_whole_blocks_inside(device: BlockDevice) -> None:
+    for offset, length in (
+        (1, 4096), (0, 4095), (SIZE_BYTES, 4096), (SIZE_BYTES - 4096, 8192), (-4096, 4096),
+        (0, -512), (1 << 62, 4096), (0, 1 << 62), (1 << 64, 4096),
+    ):  # fmt: skip
         with pytest.raises(UsageError, match=r"\d bytes"):
-            device.write(offset, bytes(length))
+            device.read(offset, length)
+        if 0 <= length <= SIZE_BYTES:
+            with pytest.raises(UsageError, match=r"\d bytes"):
+                device.write(offset, bytes(length))
 
 
 def test_a_read_only_device_refuses_writes(opener: Opener) -> None:
@@ -338,10 +324,10 @@ def test_a_queue_pair_refuses_what_is_misaligned(device: BlockDevice) -> None:
         assert queue.in_flight == 0
 
 
-@pytest.mark.parametrize("depth", [0, -1, 4097])
-def test_depth_is_limited(device: BlockDevice, depth: int) -> None:
-    with pytest.raises(UsageError, match="depth"):
-        device.queue_pair(depth)
+def test_depth_is_limited(device: BlockDevice) -> None:
+    for depth in (0, -1, 4097):
+        with pytest.raises(UsageError, match="depth"):
+            device.queue_pair(depth)
 
 
 def test_closing_a_queue_pair_waits_for_what_is_in_flight(device: BlockDevice) -> None:

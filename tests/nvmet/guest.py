@@ -1,10 +1,13 @@
 """A virtual machine that runs one shell script on Debian's kernel, under software emulation.
 
-``Guest`` is the machine: started in about three seconds, killed as by a power cut, silenced and
+``Guest`` is the machine: started in less than a second, killed as by a power cut, silenced and
 resumed, started again with the same disks. Its disks are raw files of this machine, which outlive
 it. ``run_in_guest(script)`` starts one, runs a script as root with busybox's tools and nvmet's
 modules loaded, and returns the exit code and the output. It tests code that needs a real kernel,
 such as recipes that go through configfs.
+
+A test process boots one machine and stores it with its kernel, modules and network; all guests go
+on from there. They get their files by TFTP, and their disks when they load the driver.
 
 A guest reaches ports of 127.0.0.1 on this machine at 10.0.2.2, and no other address outside. QEMU
 accepts forwarded connections before the guest does: ``wait_until_ready`` waits until the
@@ -13,14 +16,19 @@ script has ended.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
+import io
 import itertools
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
+import tarfile
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -35,9 +43,11 @@ from tests.support.stopping import stop_process
 HOST_ADDRESS = "10.0.2.2"
 """Address of this machine in a guest."""
 START_SECONDS_MAX = 120
-STARTS_MAX = 3
-"""Most starts of a guest whose kernel panics before the script runs: emulated code that the kernel
-changes as it starts is executed wrongly now and then."""
+BOOTS_MAX = 3
+"""Most boots until one succeeds: emulated code that the kernel changes as it starts is executed
+wrongly now and then, and the kernel panics."""
+DISKS = 4
+"""Disks of every guest: those that it does not use are empty."""
 MEMORY_MIB = 256
 WITH_ITS_STARTER = ("setpriv", "--pdeathsig", "KILL")
 PORTS = range(15000, 16000)
@@ -55,6 +65,7 @@ They leave out the self-tests and keys that take seconds under emulation, and th
 interrupts arrive within ten ticks: on a busy machine they come late, and the kernel panics
 ("IO-APIC + timer doesn't work!").
 """
+_BOOTED = b"GUEST-BOOTED\n"
 _EXIT = re.compile(rb"\nGUEST-EXIT (\d+)\n\Z")
 
 
@@ -95,6 +106,59 @@ def free_port() -> int:
     raise GuestError(f"no free port in {PORTS}")
 
 
+def _command(folder: Path, network: str, disks: Sequence[Disk]) -> list[str]:
+    """Return the command that starts a machine; those of all machines have the same devices."""
+    command = [
+        *("qemu-system-x86_64", "-M", "q35", "-accel", "tcg", "-m", str(MEMORY_MIB)),
+        *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
+        *("-serial", f"file:{folder}/console", "-serial", f"file:{folder}/output"),
+        *("-netdev", f"user,id=net{network}"),
+        *("-device", "virtio-net-pci,netdev=net,romfile="),
+    ]
+    for number in range(DISKS):
+        file, device = "driver=null-co,size=512", f"virtio-blk-pci,drive=disk{number}"
+        if number < len(disks):
+            # Not locked: several guests may share a disk, as controllers of one namespace.
+            file = f"file={disks[number].path},format=raw,file.locking=off"
+            size = disks[number].block_bytes
+            device += f",logical_block_size={size},physical_block_size={size}"
+        command += ["-drive", f"if=none,id=disk{number},{file}", "-device", device]
+    return command
+
+
+@functools.cache
+def _booted() -> Path:
+    """Boot a machine and store it; returns the folder of its file ``machine``.
+
+    Raises:
+        GuestError: it did not boot.
+    """
+    kernel = find_kernel()
+    if kernel is None:
+        raise GuestError("there is no guest kernel")
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    (folder / "initrd").write_bytes(build_initrd(kernel))
+    booting = ("-kernel", str(kernel.vmlinux), "-initrd", f"{folder}/initrd", "-append", _WORDS)
+    output = folder / "output"
+    for _ in range(BOOTS_MAX):
+        with subprocess.Popen(
+            [*WITH_ITS_STARTER, *_command(folder, "", ()), *booting, "-monitor", "stdio"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as machine:
+            deadline = time.monotonic() + START_SECONDS_MAX
+            while machine.poll() is None and time.monotonic() < deadline:
+                if output.exists() and _BOOTED in output.read_bytes():
+                    machine.communicate(f'migrate "exec:cat >{folder}/machine"\nquit\n')
+                    return folder
+                select.select([], [], [], 0.02)
+            machine.kill()
+    raise GuestError(f"the guest does not boot:\n{(folder / 'console').read_text()}")
+
+
 class Guest:
     """One virtual machine.
 
@@ -102,7 +166,7 @@ class Guest:
         folder: existing, empty folder for its files.
         script: script for busybox's shell, run once the network is up.
         files: additional files of the guest's root folder, by name.
-        disks: at most 20 disks, whose files exist.
+        disks: at most ``DISKS`` disks, whose files exist.
         ports: forwarded ports of 127.0.0.1, here and in the guest.
     """
 
@@ -115,40 +179,17 @@ class Guest:
         disks: Sequence[Disk] = (),
         ports: Sequence[int] = (),
     ) -> None:
-        kernel = find_kernel()
-        if kernel is None:
-            raise GuestError("there is no guest kernel")
         self.folder = folder
         self.disks = tuple(disks)
         self.ports = tuple(ports)
-        self._vmlinux = kernel.vmlinux
-        initrd = build_initrd(kernel, {"script": script.encode(), **(files or {})})
-        (folder / "initrd").write_bytes(initrd)
+        with tarfile.open(folder / "files", "w") as archive:
+            for name, data in {"script": script.encode(), **(files or {})}.items():
+                member = tarfile.TarInfo(name)
+                member.size, member.mode = len(data), 0o755
+                archive.addfile(member, io.BytesIO(data))
         self._process: subprocess.Popen[bytes] | None = None
-        self._starts = 0
 
     # ---- starting --------------------------------------------------------------------------------
-
-    def _command(self) -> list[str]:
-        forwards = "".join(f",hostfwd=tcp:127.0.0.1:{p}-127.0.0.1:{p}" for p in self.ports)
-        command = [
-            *("qemu-system-x86_64", "-M", "q35", "-accel", "tcg", "-m", str(MEMORY_MIB)),
-            *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
-            *("-serial", f"file:{self.folder}/console", "-serial", f"file:{self.folder}/output"),
-            *("-kernel", str(self._vmlinux), "-initrd", f"{self.folder}/initrd"),
-            *("-append", _WORDS),
-            *("-netdev", f"user,id=net{forwards}"),
-            *("-device", "virtio-net-pci,netdev=net,romfile="),
-        ]
-        for number, disk in enumerate(self.disks):
-            # Not locked: several guests may share a disk, as controllers of one namespace.
-            file = f"file={disk.path},format=raw,file.locking=off"
-            size = f"logical_block_size={disk.block_bytes},physical_block_size={disk.block_bytes}"
-            command += [
-                *("-drive", f"if=none,id=disk{number},{file}"),
-                *("-device", f"virtio-blk-pci,drive=disk{number},{size}"),
-            ]
-        return command
 
     def start(self) -> None:
         """Start the machine, for the first time or again; ``wait_until_ready`` comes next.
@@ -157,16 +198,13 @@ class Guest:
         none behind.
         """
         assert self._process is None or self._process.poll() is not None, "the guest is running"
-        self._starts = 0
-        self._start()
-
-    def _start(self) -> None:
-        self._starts += 1
+        forwards = "".join(f",hostfwd=tcp:127.0.0.1:{p}-127.0.0.1:{p}" for p in self.ports)
+        command = _command(self.folder, f",tftp={self.folder}{forwards}", self.disks)
         for name in ("console", "output"):
             (self.folder / name).unlink(missing_ok=True)
         with (self.folder / "qemu.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [*WITH_ITS_STARTER, *self._command()],
+                [*WITH_ITS_STARTER, *command, "-incoming", f"exec:cat {_booted()}/machine"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -187,9 +225,6 @@ class Guest:
             if found := _EXIT.search(content):
                 output = content[: found.start()].decode("utf-8", "replace")
                 return GuestResult(int(found[1]), output)
-            if ended and not content and self._starts < STARTS_MAX and self._has_panicked():
-                self._start()
-                continue
             if ended or time.monotonic() > deadline:
                 raise GuestError(f"the guest {'ended' if ended else 'hangs'}:\n{self.report()}")
             select.select([], [], [], 0.02)
@@ -202,10 +237,6 @@ class Guest:
         """
         if self.wait_for_script().code != 0:
             raise GuestError(f"the guest's script failed:\n{self.report()}")
-
-    def _has_panicked(self) -> bool:
-        console = self.folder / "console"
-        return console.exists() and b"Kernel panic" in console.read_bytes()
 
     def report(self) -> str:
         """Return the output of the guest and QEMU, for error messages."""

@@ -31,7 +31,7 @@ def build_archive(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
     return b"".join(parts) + _entry("TRAILER!!!", 0, b"", 0)
 
 
-def _entries(kernel: GuestKernel, files: dict[str, bytes]) -> Iterator[tuple[str, int, bytes]]:
+def _entries(kernel: GuestKernel) -> Iterator[tuple[str, int, bytes]]:
     for folder in FOLDERS:
         yield folder, stat.S_IFDIR | 0o755, b""
     yield "init", stat.S_IFREG | 0o755, INIT.read_bytes()
@@ -43,15 +43,8 @@ def _entries(kernel: GuestKernel, files: dict[str, bytes]) -> Iterator[tuple[str
         yield f"modules/{module.name}", stat.S_IFREG | 0o644, module.read_bytes()
     order = "".join(f"{module.name}\n" for module in kernel.modules)
     yield "modules/order", stat.S_IFREG | 0o644, order.encode()
-    for name, data in files.items():
-        yield name, stat.S_IFREG | 0o755, data
 
 
-def build_initrd(kernel: GuestKernel, files: dict[str, bytes]) -> bytes:
-    """Build the initial RAM disk of a guest.
-
-    Args:
-        kernel: kernel whose modules the guest loads.
-        files: additional files of the root folder, by name.
-    """
-    return build_archive(_entries(kernel, files))
+def build_initrd(kernel: GuestKernel) -> bytes:
+    """Build the initial RAM disk of a guest, with the kernel's modules."""
+    return build_archive(_entries(kernel))

@@ -143,7 +143,7 @@ class KernelTarget:
 
     Args:
         folder: existing, empty folder for its files.
-        subsystems: subsystems with at most 20 namespaces in all.
+        subsystems: subsystems with at most ``guest.DISKS`` namespaces in all.
         inline_bytes: most bytes that a host may write in a capsule.
     """
 

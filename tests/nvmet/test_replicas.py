@@ -39,7 +39,7 @@ def uri(two_targets: TwoTargets) -> str:
 
 def reported_states(uri: str) -> list[str]:
     """Return the states of the members that ``dlfs info`` prints."""
-    done = run_cli("info", "--json", uri)
+    done = run_cli("info", "--json", uri, alone=True)  # which knows of no silent target yet
     assert done.returncode == 0, done.stderr
     return [member["state"] for member in json.loads(done.stdout)["members"]]
 
