@@ -18,7 +18,7 @@ import pytest
 
 from tests.service.serving import Service
 
-COUNT = int(os.environ.get("DLFS_INTERRUPTS", "8"))
+COUNT = int(os.environ.get("DLFS_INTERRUPTS", "5"))
 MODES = "lines,signals,returns"
 LOCAL = "format,open,read,epoch,views,columns,write,remove,rename,copy,files"
 TORCH = "loader,workers,checkpoint"

@@ -55,6 +55,11 @@ def sample(number: int) -> bytes:
     return (block * np.uint64(2654435761) + np.uint64(number << 40)).tobytes()[:SAMPLE_BYTES]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_opening() -> None:
+    """Leave the default memory, which is under test."""
+
+
 @pytest.fixture(scope="module")
 def volume(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[int]]]:
     """Make a volume of 2 GiB; return its URI and the CRC32 of each sample."""

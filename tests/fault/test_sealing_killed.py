@@ -7,36 +7,31 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+
+import pytest
 
 import dlfs
 from dlfs.base.units import MIB
 from dlfs.staging.area import StagingArea
-from dlfs.staging.sealer import Sealer
+from dlfs.staging.sealer import Seal, Sealer
 
 KILLS = int(os.environ.get("DLFS_SEAL_KILLS", "20"))
 
-SERVER = """
-import os, sys
-import dlfs
-from dlfs.staging.area import StagingArea
-from dlfs.staging.sealer import Seal, Sealer
 
-volume = dlfs.open(sys.argv[1])
-with StagingArea(sys.argv[2], volume.uuid) as area:
-    sealer = Sealer(volume, area)
-    sealer.settle()
-    print("ready", flush=True)
-    sys.stdin.readline()
-    sealer.seal(Seal(sys.argv[3].encode()))
-    print("sealed", flush=True)
-    area.delete_removed()
-    print("removed", flush=True)
-"""
+def seal(volume: str, area_path: Path, name: str, caller: Connection) -> None:
+    """Seal as the server of a mount does, when the caller says so."""
+    with dlfs.open(volume) as opened, StagingArea(area_path, opened.uuid) as area:
+        sealer = Sealer(opened, area)
+        sealer.settle()
+        caller.send("ready")
+        caller.recv()
+        sealer.seal(Seal(name.encode()))
+        area.delete_removed()
+        caller.send("removed")
 
 
 def write(folder: Path, draw: random.Random) -> dict[str, bytes]:
@@ -52,24 +47,23 @@ def write(folder: Path, draw: random.Random) -> dict[str, bytes]:
 
 def seal_and_kill(volume: str, area: Path, name: str, after_s: float | None) -> float:
     """Seal in a process that is killed after a time, or never. Return how long it took."""
-    command = [sys.executable, "-c", SERVER, volume, str(area), name]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
+    link, other = Pipe()
+    server = get_context("fork").Process(target=seal, args=(volume, area, name, other))
+    server.start()
+    with link, other:
+        assert link.recv() == "ready"
         begin = time.monotonic()
-        server.stdin.write("go\n")
-        server.stdin.flush()
+        link.send("go")
         if after_s is None:
-            assert [server.stdout.readline() for _ in range(2)] == ["sealed\n", "removed\n"]
+            assert link.recv() == "removed"
         else:
             time.sleep(after_s)  # the moment is random; nothing depends on it
-            server.send_signal(signal.SIGKILL)
+            server.kill()
+        server.join()
         return time.monotonic() - begin
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_seal_that_is_killed_at_any_moment(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

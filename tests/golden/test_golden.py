@@ -60,6 +60,8 @@ decoder = _module("decoder")
 lookup = _module("lookup")
 make = _module("make")
 KINDS = tuple(make.MEMBER_SIZES)
+ONE_COPY_AND_TWO = pytest.mark.parametrize("kind", ["three", "groups"], indirect=True)
+"""Marks tests of damage: to a volume whose chunks have one copy, and to one whose have two."""
 
 Contents = dict[tuple[bytes, int], dict[bytes, bytes]]
 AllColumns = dict[tuple[bytes, int], dict[str, list[Any]]]
@@ -198,6 +200,7 @@ def _own_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Golden volumes have fixed UUIDs: another process that reads the same one, such as a second
     run of these tests, would share its directory, which is whole, with a damaged volume of ours."""
     monkeypatch.setattr("dlfs.connection.connection.SHARED_ROOT", tmp_path)
+    monkeypatch.setenv("DLFS_MEMORY", "32MiB")  # of which there is less to describe
 
 
 @pytest.fixture(params=KINDS)
@@ -455,6 +458,7 @@ def test_a_damaged_copy_is_read_from_the_other(kind: str, image: Image, copy: in
     assert decoder.read_volume(image.members) == make.contents(kind)
 
 
+@ONE_COPY_AND_TWO
 @pytest.mark.parametrize("copy", [0, 1, 2])
 @pytest.mark.parametrize("damage", [b"\0" * 4096, b"\xff" * 4096, b"DLFSVOL1"])
 def test_one_damaged_superblock_copy_does_no_harm(
@@ -542,6 +546,7 @@ ATTRIBUTE_DAMAGES = {"magic": 0, "crc": 8, "uuid": 20, "count": 56, "form": 64, 
                      "checksums": 700, "number": 4096 + 5, "text": 60 * 4096}  # fmt: skip
 
 
+@ONE_COPY_AND_TWO
 @pytest.mark.parametrize("offset", ATTRIBUTE_DAMAGES.values(), ids=ATTRIBUTE_DAMAGES)
 def test_damaged_attributes_are_reported(image: Image, offset: int) -> None:
     record = image.dataset(b"numbers", 2)
@@ -593,6 +598,7 @@ CODES_IN_C: dict[type[Exception], type[Exception]] = {
 """Errors of the C interface that differ from those of the package, by the package's error."""
 
 
+@ONE_COPY_AND_TWO
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [row[1:] for row in DAMAGES],
