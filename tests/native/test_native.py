@@ -1,8 +1,7 @@
-"""Builds the C tests and runs them: plainly, under ASan with UBSan, and under TSan.
+"""Builds the C tests and runs them: under ASan with UBSan, and under TSan.
 
-The plain tests are linked with the objects of the library that ``make build`` made. Each build
-stays in ``build/``, so that the next run compiles what has changed. Bugs planted on purpose prove
-that each sanitizer would notice.
+Each build stays in ``build/``, so that the next run compiles what has changed. Bugs planted on
+purpose prove that each sanitizer would notice.
 """
 
 import os
@@ -18,12 +17,11 @@ ROOT = Path(__file__).parents[2]
 JOBS = str(os.cpu_count() or 1)
 TESTS = str(2 * (os.cpu_count() or 1))  # some wait for time-outs
 
-BUILDS = {"plain": "", "address": "address,undefined", "thread": "thread"}
-FOLDERS = {"plain": "native", "address": "test-address", "thread": "test-thread"}
-"""Folder of each build in ``build/``: the plain one is that of ``make build``."""
+BUILDS = {"address": "address,undefined", "thread": "thread"}
 
 HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")
 HUGE_PAGES_RESERVED = 64
+HUGE_PAGE_TESTS = "memory|test_channel$|fuse_mount"
 
 PLANTED = [
     ("address", "heap_overflow", "heap-buffer-overflow"),
@@ -49,7 +47,7 @@ def run(*command: str) -> None:
 
 
 def configure(build: str) -> Path:
-    folder = ROOT / "build" / FOLDERS[build]
+    folder = ROOT / "build" / f"test-{build}"
     defines = ["-DDLFS_TESTS=ON", f"-DDLFS_SANITIZE={BUILDS[build]}"]
     run(tool("cmake"), "-S", str(ROOT / "native"), "-B", str(folder), *defines)
     return folder
@@ -95,14 +93,14 @@ def huge_pages() -> Iterator[None]:
 
 @pytest.mark.usefixtures("huge_pages")
 def test_c_tests_pass_with_reserved_huge_pages() -> None:
-    """Run the tests of what maps shared memory: the memory itself, the service and the mount.
+    """Run tests of what maps shared memory: the memory itself, the service and the mount.
 
     Threads do the same as on small pages, so the build with ThreadSanitizer is left out.
     """
     folder = configure("address")
     compile_target(folder, "all")
     options = ["--test-dir", str(folder), "--parallel", TESTS, "--output-on-failure"]
-    run(*without_randomization(), tool("ctest"), *options, "--tests-regex", "memory|channel|fuse")
+    run(*without_randomization(), tool("ctest"), *options, "--tests-regex", HUGE_PAGE_TESTS)
 
 
 @pytest.mark.parametrize(("build", "bug", "message"), PLANTED)

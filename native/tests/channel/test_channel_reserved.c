@@ -12,7 +12,7 @@
 
 #define DATASETS 3u
 #define BATCH 40u
-#define ROUNDS ROUNDS_OF(12u, 4u)
+#define ROUNDS ROUNDS_OF(6u, 2u)
 #define CLIENTS 2u
 
 /* Datasets whose readers share an arena. */

@@ -17,7 +17,9 @@
 
 #define THREADS 12u
 #define QUEUES 3u
-#define TURNS 20000u
+#define TURNS ROUNDS_OF(20000u, 4000u)
+#define BATCHES ROUNDS_OF(200u, 60u)
+#define EPOCHS ROUNDS_OF(4u, 2u)
 
 static struct dataset dataset;
 static struct gate gate;
@@ -40,7 +42,7 @@ static void check_no_failure(const dlfs_batch *batch)
 static void *read_batches(void *argument)
 {
     dlfs_reader *reader = argument;
-    for (uint64_t round = 0; round < 200; round++) {
+    for (uint64_t round = 0; round < BATCHES; round++) {
         uint64_t indices[16];
         dlfs_batch *batch;
         for (uint64_t i = 0; i < 16; i++) {
@@ -58,7 +60,7 @@ static void *read_batches(void *argument)
 
 static void *read_epochs(void *argument)
 {
-    for (uint64_t epoch = 0; epoch < 4; epoch++) {
+    for (uint64_t epoch = 0; epoch < EPOCHS; epoch++) {
         dlfs_sequence *sequence;
         dlfs_stream *stream;
         dlfs_batch *batch;
