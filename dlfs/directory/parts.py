@@ -43,6 +43,10 @@ class PartDirectory(FrozenDirectory):
         """CRC32C of each part of a whole sample larger than a chunk."""
         return self._whole.parts
 
+    def verify(self) -> None:
+        """Check the whole directory."""
+        self._whole.verify()
+
     def load_names(self) -> None:
         """Load the names of the whole directory, which are those of this one."""
         self._whole.load_names()

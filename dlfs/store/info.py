@@ -157,8 +157,20 @@ def time_of(nanoseconds: int) -> datetime:
 
 def describe_dataset(record: DatasetRecord, geometry: Geometry) -> DatasetInfo:
     """Return the public description of a catalog record."""
-    catalog = Catalog.of(0, record.uuid, [record], ())
-    return describe_datasets(catalog.records, geometry)[0]
+    extent = record.attribute_extent
+    chunks = sum(run.chunk_count for run in (*record.data_runs, *record.directory_runs))
+    return DatasetInfo(
+        name=display(record.name),
+        version=record.version,
+        uuid=record.uuid,
+        created=time_of(record.created_ns),
+        sample_count=record.sample_count,
+        sample_bytes=record.sample_bytes,
+        stored_bytes=chunks * geometry.chunk_bytes,
+        layout=record.layout,
+        seed=record.seed,
+        attribute_bytes=0 if extent is None else extent.segment_bytes,
+    )
 
 
 def describe_datasets(records: Records, geometry: Geometry) -> list[DatasetInfo]:

@@ -197,9 +197,10 @@ class MdsSource(ShardSource):
         where = f"import {folder}"
         chosen = parse_choices(options.fields, where)
         self._fields = _choose_fields(first, options, chosen, where)
-        _check_known(first, filter(None, (options.column, options.path)), where)
+        named = [name for name in (options.column, options.path) if name is not None]
+        _check_known(first, named, where)
         self._column = options.column
-        if not self._column and not self._fields:
+        if self._column is None and not self._fields:
             self._column = only_sample(_candidates(first), first.names, where)
         taken = {self._column, options.path, *self._fields}
         self._attributes = _choose_attributes(first, options, taken, where)

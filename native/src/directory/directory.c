@@ -178,7 +178,8 @@ int dlfs_directory_open(const void *entries, uint64_t entries_bytes, dlfs_direct
 int dlfs_directory_open_parts(const dlfs_directory *whole, const dlfs_location *locations,
                               const void *order, dlfs_directory **out)
 {
-    if (whole == NULL || out == NULL || (locations == NULL && whole->layout.sample_count > 0)) {
+    if (whole == NULL || whole->whole != NULL || out == NULL ||
+        (locations == NULL && whole->layout.sample_count > 0)) {
         return -EINVAL;
     }
     dlfs_directory *directory = calloc(1, sizeof(*directory));

@@ -39,6 +39,7 @@ static void test_parts_are_found_and_verified(void)
     segment made = build(&set);
     dlfs_directory *directory = open_segment(&made);
     dlfs_directory *parts;
+    dlfs_directory *directory_of_parts;
     uint64_t count = 0;
     uint64_t bad = 99;
     const uint32_t *found = dlfs_directory_parts(directory, &count);
@@ -48,6 +49,7 @@ static void test_parts_are_found_and_verified(void)
     CHECK_EQ(dlfs_directory_verify(directory, 0, made.entries, made.plan.entries_bytes, &bad), 0);
     CHECK_EQ(dlfs_directory_verify_parts(directory, &bad), 0);
     CHECK_EQ(dlfs_directory_open_parts(directory, set.locations, NULL, &parts), 0);
+    CHECK_EQ(dlfs_directory_open_parts(parts, set.locations, NULL, &directory_of_parts), -EINVAL);
     CHECK(dlfs_directory_parts(parts, &count) == found && count == set.part_count);
     CHECK_EQ(dlfs_directory_verify_parts(parts, &bad), -EINVAL);
     dlfs_directory_close(parts);

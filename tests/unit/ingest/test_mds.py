@@ -360,6 +360,7 @@ def test_what_is_no_index_is_reported(volume: Volume, tmp_path: Path, text: str)
     [
         ({"column": "pixels"}, "expected column pixels, got exact, good, image"),
         ({"attributes": "meta"}, "expected a number or text in column meta, got json"),
+        ({"column": ""}, "expected column , got"),
         ({"path": "file"}, "expected column file"),
     ],
 )
