@@ -33,6 +33,8 @@ def main() -> None:
     try:
         if _signal.getsignal(_signal.SIGINT) != _signal.SIG_IGN:
             _signal.signal(_signal.SIGINT, end)
+        # No verb uses the threads of OpenBLAS, which start with numpy, one for each processor.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from dlfs.cli.streams import prepare_streams, use_utf8
 
         use_utf8()
