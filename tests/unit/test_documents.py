@@ -75,10 +75,10 @@ def folder(made: Path, tmp_path: Path) -> Iterator[Path]:
     ],
 )
 def test_examples(title: str, folder: Path, request: pytest.FixtureRequest) -> None:
-    is_here = request.node.get_closest_marker("torch") is not None
+    marks = {mark.name for mark in request.node.iter_markers()}
     for language, block in SECTIONS[title]:
-        if is_here and language == "python":
-            run_here(block, folder)
+        if language == "python" and "fuse" not in marks:
+            run_here(block, folder, prints_more="torch" in marks)
         else:
             run_example(language, block, folder, CHECKOUT)
 
