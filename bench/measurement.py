@@ -36,6 +36,7 @@ class Limits:
         mount_files: most files that a program reads through a mount.
         paths: paths of the synthetic sample directory.
         datasets: datasets of a volume with many.
+        clients: most processes that read from one service.
         seed: seed of every order.
     """
 
@@ -43,6 +44,7 @@ class Limits:
     mount_files: int = 10_000
     paths: int = 1_000_000
     datasets: int = 9_999
+    clients: int = 8
     seed: int = 1
 
 

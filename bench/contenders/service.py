@@ -140,7 +140,7 @@ class ServiceClients:
             with dlfs.connect(served.uri) as volume, volume.dataset(DATASET) as dataset:
                 fill_memory(dataset, scene.spec.batch)
             clients = []
-            for number in range(self.count):
+            for number in range(min(self.count, environment.limits.clients)):
                 seed = (scene.seed, environment.round, number)
                 size = (len(scene), scene.spec.batch, environment.limits.seconds)
                 log = scene.folder / f"client-{number}.log"

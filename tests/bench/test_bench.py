@@ -31,7 +31,7 @@ from dlfs.errors import UsageError
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
 NAMESPACE_BYTES = 96 * MIB
-LIMITS = Limits(seconds=0.03, mount_files=40, paths=5000, datasets=12)
+LIMITS = Limits(seconds=0.03, mount_files=40, paths=5000, datasets=12, clients=2)
 MARKS = {
     "mount": pytest.mark.fuse,
     "walk": pytest.mark.fuse,

@@ -14,6 +14,7 @@ from dlfs.base.memory_limit import MEMORY_VARIABLE, default_memory_bytes
 from dlfs.base.units import format_bytes
 from dlfs.cli.environment import complete_arguments
 from dlfs.cli.verb import Verb
+from dlfs.service.control import ControlConnection
 from tests.unit.cli.commands import COMMAND, VERBS
 
 
@@ -262,8 +263,10 @@ WRONG = [
 
 
 @pytest.mark.parametrize("arguments", WRONG, ids=lambda words: " ".join(words)[:60])
-def test_messages(run, volume, tmp_path, arguments) -> None:
+def test_messages(run, volume, tmp_path, monkeypatch, arguments) -> None:
     """One line that begins with dlfs, without Python's words: see ``check_message``."""
+    connect = ControlConnection._connect  # tries once, instead of for ten seconds
+    monkeypatch.setattr(ControlConnection, "_connect", lambda self, _deadline: connect(self, 0.0))
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "a").write_bytes(b"x")
