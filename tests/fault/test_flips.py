@@ -159,10 +159,6 @@ def test_every_bit_of_a_directory_header(media):
     check_directory(media, each_bit([*header[:172], *header[4092:]]))
 
 
-def test_some_bytes_of_a_directory(media):
-    check_directory(media, each_byte(media.directory_bytes())[::37])
-
-
 def test_every_byte_of_a_directory(media):
     """Check every byte, which is fast enough in memory."""
     record = media.record

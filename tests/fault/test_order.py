@@ -56,33 +56,17 @@ def image(tmp_path: Path) -> str:
     return uri
 
 
-def check_samples(volume: dlfs.Volume) -> None:
-    """Read all samples with sample memory for the whole dataset, and compare them."""
-    with volume["data"] as dataset:
-        for batch in dataset.batches(4):
-            for index, sample in zip(batch.indices, batch, strict=True):
-                assert bytes(sample) == SAMPLES[index]
-
-
-def test_it_is_refused_at_open(image: str) -> None:
+def test_it_is_refused(image: str) -> None:
     with dlfs.open(image) as volume:
         with pytest.raises(dlfs.FormatError, match=REASON) as caught:
-            check_samples(volume)
+            len(volume["data"].paths())
         assert "'data'" in str(caught.value)
         assert image in str(caught.value)
-
-
-def test_it_is_a_finding_of_verify(image: str) -> None:
-    with dlfs.open(image) as volume:
-        findings = list(volume.verify())
-    assert any(REASON in str(finding) for finding in findings), findings
-
-
-def test_it_is_refused_in_c(image: str) -> None:
+        assert any(REASON in str(finding) for finding in volume.verify())
     with (
-        mounted([image]) as (c, volume),
-        pytest.raises(Failed) as caught,
-        opened(c, volume, b"data"),
+        mounted([image]) as (c, volume_in_c),
+        pytest.raises(Failed) as in_c,
+        opened(c, volume_in_c, b"data"),
     ):
         pass
-    assert caught.value.code == abi.E_FORMAT
+    assert in_c.value.code == abi.E_FORMAT

@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import SimpleQueue
 from pathlib import Path
 from typing import Any
 
@@ -281,20 +282,22 @@ def test_servers_that_die_again_and_again_are_given_up(
 ) -> None:
     monkeypatch.setattr(keepers, "PAUSE_SECONDS_MIN", 0.05)
     monkeypatch.setattr(keepers, "FAILING_SECONDS_MAX", 0.5)
-    started, starts = os.pipe()
+    started: SimpleQueue[None] = SimpleQueue()
 
     def count(kept: InheritedMount, ready: Callable[[], None]) -> None:
-        os.write(starts, b".")
+        started.put(None)
         then(kept, ready)
 
     with kept(tmp_path / "mnt", [answer_and_die, *[count] * 100]) as keeper:
         wait_for_exit(keeper)
         while (failed := errno_of(lambda: os.listdir(tmp_path / "mnt"))) != errno.ENOTCONN:
             assert failed == errno.ECONNABORTED  # the guard is ending
-    os.close(starts)
+    starts = 0
+    while not started.empty():
+        started.get()
+        starts += 1
     # Pauses of 0.05 s, 0.1 s, 0.2 s and 0.4 s: others only begin when it is over.
-    assert 1 <= len(os.read(started, 200)) <= 6
-    os.close(started)
+    assert 1 <= starts <= 6
 
 
 def test_a_mount_outlasts_a_device_that_is_away(
@@ -326,14 +329,14 @@ def test_a_pause_ends_with_the_mount(
     """SIGTERM ends it at once; an unmount by another program leaves nothing to do after it."""
     monkeypatch.setattr(keepers, "PAUSE_SECONDS_MAX", 2 if number is None else 3600)
     monkeypatch.setattr(keepers, "PAUSE_SECONDS_MIN", keepers.PAUSE_SECONDS_MAX)
-    started, starts = os.pipe()
+    started: SimpleQueue[None] = SimpleQueue()
 
     def answer(kept: InheritedMount, ready: Callable[[], None]) -> None:
-        os.write(starts, b".")
+        started.put(None)
         answer_and_die(kept, ready)
 
     with kept(tmp_path / "mnt", [answer, answer]) as keeper:
-        assert [os.read(started, 1) for _ in range(2)] == [b".", b"."]
+        assert [started.get() for _ in range(2)] == [None, None]
         wait_for(lambda: not children_of(keeper), "the pause")
         if number is None:
             detach(str(tmp_path / "mnt"))
@@ -341,8 +344,6 @@ def test_a_pause_ends_with_the_mount(
             os.kill(keeper, number)
         wait_for_exit(keeper)
         assert find_mount(tmp_path / "mnt") is None
-    os.close(starts)
-    os.close(started)
 
 
 def test_a_mount_that_never_answered_is_detached(tmp_path: Path) -> None:
@@ -352,19 +353,17 @@ def test_a_mount_that_never_answered_is_detached(tmp_path: Path) -> None:
 
 
 def test_sigterm_while_a_server_starts_unmounts(tmp_path: Path) -> None:
-    starts, says = os.pipe()
+    starts: SimpleQueue[None] = SimpleQueue()
 
     def start(_kept: InheritedMount, _ready: Callable[[], None]) -> None:
-        os.write(says, b".")
+        starts.put(None)
         signal.pause()
 
     with kept(tmp_path / "mnt", [answer_and_die, start]) as keeper:
-        assert os.read(starts, 1) == b"."
+        assert starts.get() is None
         os.kill(keeper, signal.SIGTERM)
         wait_for_exit(keeper)
         assert find_mount(tmp_path / "mnt") is None
-    os.close(starts)
-    os.close(says)
 
 
 def test_a_server_that_dies_before_it_takes_the_mount_is_replaced(tmp_path: Path) -> None:
@@ -384,11 +383,11 @@ def test_a_server_that_dies_before_it_takes_the_mount_is_replaced(tmp_path: Path
 
 def test_a_server_that_cannot_end_is_replaced(tmp_path: Path) -> None:
     """Its first thread ends, as when it is killed while another waits for the next server."""
-    starts, says = os.pipe()
+    starts: SimpleQueue[int] = SimpleQueue()
 
     def leave_thread(kept: InheritedMount, ready: Callable[[], None]) -> None:
         threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
-        os.write(says, b"%d\n" % os.getpid())
+        starts.put(os.getpid())
         kept.connect()
         ready()
         ctypes.CDLL(None).pthread_exit(None)
@@ -398,14 +397,12 @@ def test_a_server_that_cannot_end_is_replaced(tmp_path: Path) -> None:
         detach(str(tmp_path / "mnt"))
 
     with kept(tmp_path / "mnt", [leave_thread, unmounts]) as keeper:
-        undead = int(os.read(starts, 20))
+        undead = starts.get()
         try:
             wait_for_exit(keeper)
             assert find_mount(tmp_path / "mnt") is None
         finally:
             os.kill(undead, signal.SIGKILL)
-    os.close(starts)
-    os.close(says)
 
 
 @pytest.mark.parametrize("number", range(STOPS))

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import SimpleQueue
 from pathlib import Path
 
 import pytest
@@ -415,10 +416,6 @@ def exit_code(pid: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def say_pid(pipe: int) -> None:
-    os.write(pipe, b"%7d" % os.getpid())
-
-
 def test_a_keeper_that_is_stopped_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -488,10 +485,10 @@ def test_a_new_keeper_that_is_stopped_is_ended(
     """The present one waits for its confirmation; no two servers may answer after that."""
     monkeypatch.setattr(replacement, "PASS_SECONDS", 0.2)
     directory = tmp_path / "mnt"
-    pids, says = os.pipe()
+    pids: SimpleQueue[int] = SimpleQueue()
 
     def stop_keeper(kept: InheritedMount, ready: Callable[[], None]) -> None:
-        say_pid(says)
+        pids.put(os.getpid())
         kept.connect()
         stop_process(os.getppid())
         if answers:
@@ -500,13 +497,11 @@ def test_a_new_keeper_that_is_stopped_is_ended(
 
     with replaceable(directory, [answer, unmounting(directory)]) as present:
         new = start_keeper(directory, stop_keeper, replaces=True)
-        server = int(os.read(pids, 7))
+        server = pids.get()
         assert exit_code(new) == -signal.SIGKILL
         for process in (server, present):
             wait_for_exit(process)
         assert find_mount(directory) is None
-    os.close(pids)
-    os.close(says)
 
 
 def test_a_new_server_that_is_stopped_is_ended(
@@ -514,37 +509,35 @@ def test_a_new_server_that_is_stopped_is_ended(
 ) -> None:
     monkeypatch.setattr(keepers, "TAKEOVER_SECONDS", 0.2)
     directory = tmp_path / "mnt"
-    pids, says = os.pipe()
+    pids: SimpleQueue[int] = SimpleQueue()
 
     def stop(kept: InheritedMount, _ready: Callable[[], None]) -> None:
-        say_pid(says)
+        pids.put(os.getpid())
         kept.connect()
         os.kill(os.getpid(), signal.SIGSTOP)
 
     with replaceable(directory, [answer, unmounting(directory)]) as present:
         new = start_keeper(directory, stop, replaces=True)
         assert exit_code(new) == 1
-        for process in (int(os.read(pids, 7)), present):
+        for process in (pids.get(), present):
             wait_for_exit(process)
         assert find_mount(directory) is None
-    os.close(pids)
-    os.close(says)
 
 
 @pytest.mark.parametrize("connected", [False, True])
 def test_others_are_refused_while_a_replacement_hangs(tmp_path: Path, connected: bool) -> None:
     directory = tmp_path / "mnt"
-    pids, says = os.pipe()
+    pids: SimpleQueue[int] = SimpleQueue()
 
     def hang(kept: InheritedMount, _ready: Callable[[], None]) -> None:
         if connected:
             kept.connect()
-        say_pid(says)
+        pids.put(os.getpid())
         signal.pause()
 
     with replaceable(directory, [answer, unmounting(directory)]) as present:
         new = start_keeper(directory, hang, replaces=True)
-        os.read(pids, 7)
+        pids.get()
         for _ in range(2):
             with pytest.raises(DeviceError, match=f"process {new} has been replacing it for"):
                 Predecessor(*find_dlfs(directory, "replace"))
@@ -554,8 +547,6 @@ def test_others_are_refused_while_a_replacement_hangs(tmp_path: Path, connected:
             os.kill(present, signal.SIGTERM)
         wait_for_exit(present)
         assert find_mount(directory) is None
-    os.close(pids)
-    os.close(says)
 
 
 @pytest.mark.parametrize("stops", ["keeper", "server"])
@@ -565,17 +556,17 @@ def test_a_replacement_that_takes_too_long_loses_its_place(
     """The one that was stopped changes nothing later."""
     monkeypatch.setattr(replacement, "PREPARE_SECONDS", 0.2)
     directory = tmp_path / "mnt"
-    pids, says = os.pipe()
+    pids: SimpleQueue[int] = SimpleQueue()
 
     def stop_early(kept: InheritedMount, ready: Callable[[], None]) -> None:
-        say_pid(says)
+        pids.put(os.getpid())
         os.kill(os.getppid() if stops == "keeper" else os.getpid(), signal.SIGSTOP)
         answer(kept, ready)
 
     with replaceable(directory, [answer]) as present:
         count = descriptor_count(present)
         first = start_keeper(directory, stop_early, replaces=True)
-        server = int(os.read(pids, 7))
+        server = pids.get()
         wait_for_stop(first if stops == "keeper" else server)
         wait_for(lambda: descriptor_count(present) == count, "the end of the admission")
         second = start_keeper(directory, answer, replaces=True)
@@ -588,8 +579,6 @@ def test_a_replacement_that_takes_too_long_loses_its_place(
         os.kill(second, signal.SIGTERM)
         assert exit_code(second) == 0
         assert find_mount(directory) is None
-    os.close(pids)
-    os.close(says)
 
 
 def test_a_server_that_is_stopped_before_it_answers_is_replaced(tmp_path: Path) -> None:
@@ -618,21 +607,19 @@ def test_a_new_server_that_is_stopped_is_ended_by_the_present_keeper(
     """Programs wait for it; its keeper may have ended."""
     monkeypatch.setattr(replacement, "PASS_SECONDS", 3600 if ends else 0.2)
     directory = tmp_path / "mnt"
-    pids, says = os.pipe()
+    pids: SimpleQueue[int] = SimpleQueue()
 
     def stop(kept: InheritedMount, _ready: Callable[[], None]) -> None:
         kept.connect()
-        say_pid(says)
+        pids.put(os.getpid())
         if ends:
             os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGSTOP)
 
     with replaceable(directory, [answer, unmounting(directory)]) as present:
         new = start_keeper(directory, stop, replaces=True)
-        server = int(os.read(pids, 7))
+        server = pids.get()
         assert exit_code(new) == -signal.SIGKILL
         for process in (server, present):
             wait_for_exit(process)
         assert find_mount(directory) is None
-    os.close(pids)
-    os.close(says)

@@ -142,7 +142,7 @@ int main(void)
 {
     copies_create();
     numbers_of_copies();
-    for (uint32_t bad = 0; bad < MEMBERS; bad++) {
+    for (uint32_t bad = 0; bad < ROUNDS_OF(MEMBERS, 1u); bad++) {
         survives(bad, &(dlfs_fault_config){0}, true, 20000);
         survives(bad, &(dlfs_fault_config){.lost_from = 1}, false, 20000);
         survives(bad, &(dlfs_fault_config){.lost_from = 20}, false, 20000);

@@ -11,7 +11,7 @@
 #define SLOTS 64u
 #define BATCH 24u
 #define READERS 5u
-#define EPOCHS ROUNDS_OF(3u, 2u)
+#define EPOCHS ROUNDS_OF(2u, 1u)
 
 static dlfs_arena *arena_of(uint64_t slots)
 {

@@ -265,7 +265,7 @@ int main(void)
         .reorder = 1,
     };
     const uint64_t memories[] = {4 * CHUNK, 24 * CHUNK, 64u << 20};
-    for (int i = 0; i < 3; i++) {
+    for (uint32_t i = ROUNDS_OF(0u, 1u); i < ROUNDS_OF(3u, 2u); i++) {
         every_plan(memories[i], NULL);
         every_plan(memories[i], &faults);
     }
