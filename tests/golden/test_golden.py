@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import errno
 import functools
-import importlib.util
 import os
 import struct
-import sys
 import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from uuid import UUID
 
@@ -39,26 +36,12 @@ from dlfs.format.geometry import ChunkRun, DataSpace, superblock_offsets
 from dlfs.format.location import LOCATION
 from dlfs.format.run_arrays import to_runs
 from dlfs.format.superblock import Superblock, decode_superblock
-from tests.golden import c_reader
+from tests.golden import c_reader, decoder, lookup, make
 
 HERE = Path(__file__).parent
 PIECE_BYTES = 64 * KIB
 
 
-def _module(name: str) -> ModuleType:
-    """A file beside this one, as a module."""
-    spec = importlib.util.spec_from_file_location(f"golden_{name}", HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-decoder = _module("decoder")
-lookup = _module("lookup")
-make = _module("make")
 KINDS = tuple(make.MEMBER_SIZES)
 ONE_COPY_AND_TWO = pytest.mark.parametrize("kind", ["three", "groups"], indirect=True)
 """Marks tests of damage: to a volume whose chunks have one copy, and to one whose have two."""
