@@ -17,7 +17,7 @@ from contextlib import suppress
 from dlfs.errors import UsageError
 from dlfs.format.names import INCOMING
 from dlfs.format.paths import PathLike
-from dlfs.mount.mountpoint import FILE_SYSTEM_TYPE, find_mount, resolve
+from dlfs.mount.mountpoint import find_dlfs
 from dlfs.staging.client import connect_area
 
 SHOWN_SECONDS = 3.0
@@ -37,10 +37,7 @@ def connect_incoming(mountpoint: PathLike, what: str) -> socket.socket:
         UsageError: DLFS is not mounted there, or the mount has no ``incoming``.
         DeviceError: the staging area has no server, or its modes refuse this user.
     """
-    path = resolve(os.fsdecode(mountpoint))
-    record = find_mount(path)
-    if record is None or record.file_system_type != FILE_SYSTEM_TYPE:
-        raise UsageError(f"{what}: expected a mount point of DLFS, got {path}")
+    path, _ = find_dlfs(os.fsdecode(mountpoint), f"{what} at")
     try:
         area = os.readlink(os.path.join(path, INCOMING))
     except OSError as error:
