@@ -74,7 +74,7 @@ def decode_npz(samples: Sequence[memoryview]) -> None:
 
 @cache
 def _record_parser() -> Callable[[Sequence[memoryview]], object]:
-    """Return a parser of the features that DLIO's reader of TFRecords parses."""
+    """Return a parser of a batch of the features that DLIO's reader of TFRecords parses."""
     import tensorflow
 
     return example_parser(
@@ -85,15 +85,10 @@ def _record_parser() -> Callable[[Sequence[memoryview]], object]:
     )
 
 
-def decode_tfrecord(samples: Sequence[memoryview]) -> None:
-    """Decode the features of each record by TensorFlow, as one batch."""
-    _record_parser()(samples)
-
-
 DECODERS: dict[str, Decoder] = {
     "jpeg": decode_jpeg,
     "npz": decode_npz,
-    "tfrecord": decode_tfrecord,
+    "tfrecord": lambda records: _record_parser()(records),
 }
 
 

@@ -19,10 +19,6 @@ DATA = "bin"
 ORDER = f"shards shuffled, then a buffer of {BUFFER_SAMPLES} in each worker"
 
 
-def _same(data: bytes) -> bytes:
-    return data
-
-
 def write_shards(source: Source, folder: Path, shard_bytes: int) -> None:
     """Write samples as tar files of about a size; a sample's key is its index."""
     pattern = str(folder / "samples-%06d.tar")
@@ -55,7 +51,7 @@ class WebDataset(Peer):
                 package.WebDataset(shards, shardshuffle=SHARDS_SHUFFLED, seed=seed)
                 .shuffle(BUFFER_SAMPLES, seed=seed)
                 .to_tuple("__key__", DATA)
-                .map_tuple(int, _same)
+                .map_tuple(int, bytes)
                 .batched(batch, collation_fn=None)
             )
             count = min(workers(), len(shards))  # each shard is read by one worker

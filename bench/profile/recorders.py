@@ -53,12 +53,6 @@ def _workload(job: Job, folder: str, *prefix: str) -> Iterator[tuple[Child, dict
         yield child, {int(pid): name for pid, name in child.answer().items()}
 
 
-def _work(child: Child) -> Done:
-    """Let a case work, and wait until it is done."""
-    child.send("work")
-    return Done(**child.answer())
-
-
 # ---- perf ----------------------------------------------------------------------------------------
 
 
@@ -92,7 +86,8 @@ def record_perf(job: Job) -> Recording:
     ):
         output = Path(folder) / "perf.data"
         with _sampling(event, output):
-            done = _work(child)
+            child.send("work")
+            done = Done(**child.answer())
         child.send("end")
         child.finish()
         words = ["--fields", "pid,period,ip,sym,dso", "--pid", ",".join(map(str, processes))]
