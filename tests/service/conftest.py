@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,9 +27,11 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Service]]:
     """Starts a service of some volumes, ready when this returns; ended with the test."""
     services: list[Service] = []
 
-    def start(*volumes: str, options: tuple[str, ...] = (), **popen: Any) -> Service:
+    def start(
+        *volumes: str, options: tuple[str, ...] = (), program: tuple[str, ...] = ()
+    ) -> Service:
         socket = tmp_path / "s.sock"
-        services.append(Service(list(volumes), socket, *options, **popen))
+        services.append(Service(list(volumes), socket, *options, program=program))
         return services[-1].wait_ready()
 
     yield start

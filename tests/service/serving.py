@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import select
 import signal
@@ -11,16 +12,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dlfs
+from dlfs._native.library import library
 from dlfs.base.units import KIB, MIB
 from dlfs.service.control import ControlConnection
 from dlfs.service.protocol import GetStatistics, Statistics
 from tests.support.descriptors import open_names
+from tests.support.processes import DlfsProcess
 
 SECONDS_MAX = 100
 """Longest wait for a condition, in seconds; slow test machines need it."""
@@ -97,7 +101,8 @@ class Service:
         volumes: URIs.
         socket: path to listen on.
         options: of the command line.
-        program: what Python runs as the command ``dlfs``.
+        program: what a Python of its own runs as the command ``dlfs``; by default, a process that
+            has imported it runs it.
 
     Attributes:
         uri: for ``dlfs.connect``.
@@ -112,21 +117,23 @@ class Service:
         volumes: list[str],
         socket: Path,
         *options: str,
-        program: tuple[str, ...] = ("-m", "dlfs.cli"),
-        **popen: Any,
+        program: tuple[str, ...] = (),
     ) -> None:
         self.uri = f"unix:{socket}"
         self.socket = socket
         self.log = socket.with_suffix(".log")
-        command = [sys.executable, *program, "serve", *volumes, "--socket", str(socket)]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, "--json", *options],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                bufsize=0,  # select sees what a buffer would hide
-                **popen,
-            )
+        arguments = ["serve", *volumes, "--socket", str(socket), "--json", *options]
+        self.process: subprocess.Popen[bytes] | DlfsProcess
+        if not program:
+            self.process = DlfsProcess(*arguments, log=self.log)
+        else:
+            with self.log.open("ab") as log:
+                self.process = subprocess.Popen(
+                    [sys.executable, *program, *arguments],
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    bufsize=0,  # select sees what a buffer would hide
+                )
         self.pid = self.process.pid
 
     def wait_ready(self) -> Service:
@@ -180,6 +187,18 @@ class Service:
 def memory_files(pid: int) -> list[str]:
     """Return the names of the memory files (memfd) of DLFS that a process has open."""
     return [name for name in open_names(pid) if name.startswith("/memfd:dlfs")]
+
+
+def be_stranger(results: Connection, uri: str, groups: tuple[int, ...]) -> None:
+    """Connect as another user; send the label of the volume, or the error."""
+    library()  # while our files can be read
+    os.setgroups(groups)
+    os.setgid(54321)
+    os.setuid(54321)
+    try:
+        results.send(dlfs.connect(uri, timeout_s=SECONDS_MAX).label)
+    except dlfs.DeviceError as error:
+        results.send(f"{error.errno} {error}")
 
 
 @contextlib.contextmanager

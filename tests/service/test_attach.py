@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from threading import Event, Thread
@@ -63,19 +63,6 @@ def first(tmp_path: Path) -> str:
 @pytest.fixture
 def second(tmp_path: Path) -> str:
     return make_volume(tmp_path / "second.img", OTHER, label="second")
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    services: list[Service] = []
-
-    def start(*volumes: str, options: tuple[str, ...] = ()) -> Service:
-        services.append(Service(list(volumes), tmp_path / "service.sock", *options))
-        return services[-1].wait_ready()
-
-    yield start
-    for service in services:
-        service.close()
 
 
 def names(service: Service) -> list[str]:

@@ -10,30 +10,28 @@ memory. DLFS_KILL_ROUNDS asks for more rounds than usual.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dlfs
 from dlfs.mount.mountpoint import find_mount, is_dead
-from dlfs.service.control import ControlConnection
-from dlfs.service.protocol import GetStatistics, Statistics
-from tests.service.serving import SECONDS_MAX, make_samples, make_volume, memory_files
+from tests.service.killing import read_forever
+from tests.service.serving import SECONDS_MAX, Service, make_samples, make_volume, memory_files
+from tests.support.processes import PROCESSES
 from tests.support.waiting import wait_for
 
-ROOT = Path(__file__).parents[2]
-ROUNDS = int(os.environ.get("DLFS_KILL_ROUNDS", "30"))
+ROUNDS = int(os.environ.get("DLFS_KILL_ROUNDS", "20"))
 CLIENTS = 3
 
 
@@ -49,39 +47,27 @@ class Field:
         self.volume = make_volume(folder / "v.img", samples, label="v")
         self.checks = [zlib.crc32(data) for data in samples.values()]
         self.path = folder / "k.sock"
+        self.options = ["--cache", "1MiB"]
         self.mountpoint = folder / "mnt" if mounted else None
         if self.mountpoint is not None:
             self.mountpoint.mkdir()
-        self.log = folder / "log"
-        self.service = 0
+            self.options += ["--mount", str(self.mountpoint)]
         self.own_threads = 0  # of a service without clients: its mount may use io_uring, or not
         self.clients: list[int] = []
         self.reports: list[tuple[int, str]] = []
         self.ears = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.ears.bind(str(folder / "ears"))
-        self.mother = subprocess.Popen(
-            [sys.executable, "-m", "tests.service.killing", str(folder / "ears")],
-            stdin=subprocess.PIPE,
-            cwd=ROOT,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # what forks has one thread
-        )
+        self.start_service()
 
     # ---- processes -------------------------------------------------------------------------------
 
-    def fork(self, **order: object) -> None:
-        assert self.mother.stdin is not None
-        self.mother.stdin.write(json.dumps(order).encode() + b"\n")
-        self.mother.stdin.flush()
-
     def start_service(self) -> None:
-        options = ["--cache", "1MiB", "--socket", str(self.path)]
-        options += ["--mount", str(self.mountpoint)] if self.mountpoint else []
-        self.fork(kind="service", arguments=[self.volume, *options], log=str(self.log))
-        self.service = self.hear("ready")
-        self.own_threads = threads_of(self.service)
+        self.service = Service([self.volume], self.path, *self.options).wait_ready()
+        self.own_threads = threads_of(self.service.pid)
 
     def start_client(self, seed: int) -> None:
-        self.fork(kind="reader", uri=f"unix:{self.path}", seed=seed, checks=self.checks)
+        arguments = (self.ears.getsockname(), self.service.uri, seed, self.checks)
+        PROCESSES.Process(target=read_forever, args=arguments, daemon=True).start()
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         """Kill a process, and wait until it is gone."""
@@ -106,7 +92,7 @@ class Field:
             left = deadline - time.monotonic()
             ready, _, _ = select.select([self.ears], [], [], max(0.0, left))
             assert ready, (
-                f"waited {SECONDS_MAX} s for {word!r}; log: {self.log.read_text()[-2000:]}"
+                f"waited {SECONDS_MAX} s for {word!r}; log: {self.service.log.read_text()[-2000:]}"
             )
             who_said, _, said = self.ears.recv(1000).decode().partition(" ")
             self.reports.append((int(who_said), said))
@@ -122,31 +108,30 @@ class Field:
         while len(self.clients) < CLIENTS:
             self.start_client(draw.randrange(1 << 30))
             self.clients.append(self.hear("reads"))
-        victims = [self.service, *self.clients]
+        victims = [self.service.pid, *self.clients]
         draw.shuffle(victims)
         del victims[draw.randrange(1, len(victims) + 1) :]
         for victim in victims:
             self.kill(victim)
             self.forget(victim)
         self.clients = [pid for pid in self.clients if pid not in victims]
-        if self.service in victims:
+        if self.service.pid in victims:
             for pid in self.clients:
                 self.hear("lost", pid)
                 self.forget(pid)
+            self.service.close()
             self.start_service()
             for pid in self.clients:
                 self.hear("reads", pid)
         wait_for(self.is_tidy, f"round {seed} to leave nothing: {self.what_there_is()}")
 
-    def what_there_is(self) -> object:
-        with contextlib.closing(ControlConnection(str(self.path))) as connection:
-            statistics = connection.request(GetStatistics(), Statistics)[0].values
-        return statistics, memory_files(self.service), threads_of(self.service)
+    def what_there_is(self) -> tuple[list[dict[str, Any]], list[str], int]:
+        pid = self.service.pid
+        return self.service.clients(), memory_files(pid), threads_of(pid)
 
     def is_tidy(self) -> bool:
         """Return True if the service has only its living clients, with one or two channels each."""
-        statistics, files, threads = self.what_there_is()
-        clients = statistics["clients"][:-1]
+        clients, files, threads = self.what_there_is()
         channels = sum(client["channels"] for client in clients)
         return (
             sorted(client["pid"] for client in clients) == sorted(self.clients)
@@ -155,11 +140,10 @@ class Field:
         )
 
     def close(self) -> None:
-        for pid in [*self.clients, self.service]:
+        for pid in self.clients:
             with contextlib.suppress(ProcessLookupError):
                 self.kill(pid)
-        self.mother.kill()
-        self.mother.communicate()
+        self.service.close()
         self.ears.close()
 
 
@@ -183,7 +167,6 @@ def shared_memory(volume: str) -> list[str]:
 
 @pytest.mark.slow
 def test_killed_in_every_order(field: Field) -> None:
-    field.start_service()
     for seed in range(ROUNDS):
         field.round(seed)
     for pid in field.clients:
@@ -193,8 +176,6 @@ def test_killed_in_every_order(field: Field) -> None:
     field.clients.clear()
     if field.mountpoint is not None:
         assert not is_dead(field.mountpoint)
-    field.kill(field.service, signal.SIGTERM)
-    assert not list(field.path.parent.glob("k.sock*"))
+    field.service.stop()
     assert field.mountpoint is None or find_mount(field.mountpoint) is None
     assert shared_memory(field.volume) == []
-    assert "Traceback" not in field.log.read_text()

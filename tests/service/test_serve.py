@@ -21,7 +21,8 @@ from tests.fuse.mounting import run_cli
 from tests.service.serving import SECONDS_MAX, Hurry, Service, make_volume, memory_files
 from tests.support.waiting import wait_for
 
-SERVE = [sys.executable, "-m", "dlfs.cli", "serve"]
+PROGRAM = ("-m", "dlfs.cli")
+"""The command as users start it."""
 
 ACTIVATED = """
 import os, sys
@@ -32,7 +33,9 @@ os.execv(sys.executable, [sys.executable, "-m", "dlfs.cli", "serve", *sys.argv[1
 
 def refused(*arguments: str) -> tuple[int, str]:
     """Run a service that cannot start; return its exit code and output."""
-    done = subprocess.run([*SERVE, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, *PROGRAM, "serve", *arguments], capture_output=True, text=True, check=False
+    )
     return done.returncode, done.stderr
 
 
@@ -45,7 +48,7 @@ def test_a_signal_ends_the_service_and_clients_notice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Hurry(monkeypatch)
-    service = serve(volume)
+    service = serve(volume, program=PROGRAM)
     dataset = dlfs.connect(service.uri)["d"]
     batch = dataset.read(range(100))
     assert memory_files(service.pid)
@@ -62,7 +65,7 @@ def test_the_service_ends_while_clients_read(
     serve: Callable[..., Service], volume: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Hurry(monkeypatch)
-    service = serve(volume)
+    service = serve(volume, program=PROGRAM)
     dataset = dlfs.connect(service.uri)["d"]
     epoch = dataset.batches(10, seed=1)
     next(epoch).release()

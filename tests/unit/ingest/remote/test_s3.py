@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -19,6 +18,7 @@ from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.remote import failures, fetching, stores
 from dlfs.ingest.remote.fetching import REQUESTS
 from dlfs.volume.volume import Volume
+from tests.support.processes import PROCESSES, preload
 from tests.unit.ingest.remote.object_store import (
     BUCKET,
     ObjectStore,
@@ -35,9 +35,7 @@ URL = f"s3://{BUCKET}/train"
 OBJECTS = int(os.environ.get("DLFS_TEST_OBJECTS", "1200"))
 """Objects of a large import. A page of a listing has 1,000 keys."""
 KILLS = int(os.environ.get("DLFS_TEST_KILLS", "5"))
-PROCESSES = multiprocessing.get_context("forkserver")
-"""Processes that have loaded s3fs when they start, which alone takes seconds of CPU time."""
-PROCESSES.set_forkserver_preload(["s3fs", "dlfs.ingest.formats.folder", run_import.__module__])
+preload("s3fs", "dlfs.ingest.formats.folder", run_import.__module__)
 
 
 @pytest.fixture(autouse=True)
