@@ -6,11 +6,11 @@ It resumes with the samples that were left, and the service releases the killed 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -27,11 +27,11 @@ from tests.support.waiting import wait_for
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-from examples.demo.trainer import load_checkpoint  # noqa: E402
+from examples.demo.trainer import load_checkpoint, train  # noqa: E402
+from tests.support.torch_processes import PROCESSES  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
 EPOCHS = 2
 COUNT = 1797
 BATCH = 64
@@ -51,29 +51,41 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
     return volume
 
 
+@pytest.fixture(autouse=True)
+def _no_trainer_is_left() -> Iterator[None]:
+    yield
+    for process in multiprocessing.active_children():
+        process.kill()
+
+
 class Trainer(NamedTuple):
     """A training in a process of its own, and what it says."""
 
-    process: subprocess.Popen[bytes]
+    process: BaseProcess
     said: TextIO
+
+
+def train_and_say(mouth: socket.socket, volume: str, folder: Path, workers: int) -> None:
+    os.dup2(mouth.fileno(), 1)
+    train(volume, folder, EPOCHS, workers)
 
 
 def start(volume: str, folder: Path, workers: int) -> Trainer:
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "examples.demo.trainer", volume, str(folder)]
-    command += ["--epochs", str(EPOCHS), "--workers", str(workers)]
     ears, mouth = socket.socketpair()
     with ears, mouth:
         # The pipe holds a few lines; a trainer whose output is not read blocks.
         mouth.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-        process = subprocess.Popen(command, cwd=ROOT, stdout=mouth)
+        process = PROCESSES.Process(target=train_and_say, args=(mouth, volume, folder, workers))
+        process.start()
         return Trainer(process, ears.makefile("r"))
 
 
 def finish(trainer: Trainer) -> list[str]:
     lines = trainer.said.read().splitlines()
     trainer.said.close()
-    assert trainer.process.wait(SECONDS_MAX) == 0
+    trainer.process.join(SECONDS_MAX)
+    assert trainer.process.exitcode == 0
     return lines
 
 
@@ -91,7 +103,7 @@ def kill_at(trainer: Trainer, line: str, service: Service) -> None:
     readers = {client["pid"] for client in service.clients() if client["channels"]}
     assert len(workers & readers) >= 2
     process.kill()
-    process.wait(SECONDS_MAX)
+    process.join(SECONDS_MAX)
     trainer.said.close()
     wait_for(lambda: not any(map(is_running, workers)), "the workers end")
     wait_for(lambda: service.clients() == [], "the service to forget them")
@@ -132,3 +144,11 @@ def test_a_training_that_is_killed_and_resumed_is_an_uninterrupted_one(
     with dlfs.open(digits) as volume, volume.dataset("digits") as dataset:
         order = [dataset.sequence(seed=7, epoch=epoch).indices() for epoch in range(EPOCHS)]
     assert got["order"] == [int(index) for indices in order for index in indices]
+
+
+def test_the_demo_trains(digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from examples.demo.__main__ import train_with_torch
+
+    with dlfs.open(digits) as volume, volume.dataset("digits") as dataset:
+        train_with_torch(dataset, Path(digits), tmp_path / "training")
+    assert "in the order of an uninterrupted run" in capsys.readouterr().out

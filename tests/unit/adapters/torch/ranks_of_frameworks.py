@@ -1,4 +1,6 @@
-"""Trains as several ranks and writes down which samples each of them got; run as a program.
+"""Trains as several ranks and writes down which samples each of them got.
+
+Lightning's ``ddp`` starts its program again, and so this is one:
 
     python -m tests.unit.adapters.torch.ranks_of_frameworks VOLUME OUT HOW MADE KIND...
 
@@ -26,17 +28,13 @@ from torch.utils.data import DataLoader, default_collate
 import dlfs
 from dlfs.adapters.torch import DistributedBatchSampler, DistributedSampler, Loader, SampleDataset
 from dlfs.errors import DlfsError
-from tests.unit.adapters.torch.forked_ranks import fork_ranks
+from tests.support.torch_processes import set_rank
 
 BATCH = 16
 EPOCHS = 2
 WORLD = 2
-LAUNCHED = {
-    "torchrun": [],
-    "accelerate": ["accelerate"],
-    "trainer": ["transformers", "transformers.trainer"],
-}
-"""Ranks that do not come from the framework, and the modules that they need."""
+LAUNCHED = ("torchrun", "accelerate", "trainer")
+"""Ranks that do not come from the framework."""
 FORM: dict[str, Any] = {"dtype": "float32", "shape": (2, 3)}
 
 
@@ -220,6 +218,8 @@ def join(rank: int, address: str) -> None:
 
 def rank_of_pool(rank: int, dataset, address: str, log: Log, kind: str, made: Any) -> None:
     torch.set_num_threads(1)
+    if mp.get_start_method() == "forkserver":  # a worker would have to start a server first
+        mp.set_start_method("fork", force=True)
     join(rank, address)
     log.run(rank, lambda: take(make(kind, dataset) if made is None else made))
     dist.destroy_process_group()
@@ -234,9 +234,12 @@ def run_pool(dataset, out: Path, how: str, before: bool, kinds: list[str]) -> No
         mp.start_processes(rank_of_pool, arguments, WORLD, start_method=how)
 
 
-def run_rank(dataset, out: Path, how: str, before: bool, kinds: list[str]) -> None:
+def rank_of_launcher(
+    rank: int, dataset, out: Path, how: str, before: bool, kinds: list[str]
+) -> None:
     """Run one rank as a launcher starts it: a plain loop, Accelerate or ``Trainer``."""
-    rank = int(os.environ["RANK"])
+    set_rank(rank, WORLD)
+    torch.set_num_threads(1)
     early = {kind: make(kind, dataset) for kind in kinds} if before else {}
     join(rank, f"file://{out}/meeting-{how}-{before}")
     for kind in kinds:
@@ -252,21 +255,34 @@ def run_rank(dataset, out: Path, how: str, before: bool, kinds: list[str]) -> No
     dist.destroy_process_group()
 
 
-def main() -> None:
-    volume, out, how, made, *kinds = sys.argv[1:]
+def run_launched(*arguments: Any) -> None:
+    """Run the ranks of a launcher."""
+    mp.start_processes(rank_of_launcher, arguments, WORLD, start_method="fork")
+
+
+def main(volume: str, out: str, how: str, made: str, *kinds: str) -> None:
+    if how in LAUNCHED:
+        run = run_launched
+    elif how in ("spawn", "fork", "forkserver"):
+        run = run_pool
+    else:
+        run = import_module("tests.unit.adapters.torch.ranks_of_lightning").run
+    with dlfs.open(volume) as opened, opened["arrays"] as dataset:
+        run(dataset, Path(out), how, made == "before", list(kinds))
+
+
+def main_of_process(log: str, *arguments: str) -> None:
+    """Run ``main`` in a session of this process, with the output in a log file."""
+    os.setsid()
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 1)
+    os.dup2(1, 2)
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    if "ddp" in arguments:
+        os.execv(sys.executable, [sys.executable, "-m", __name__, *arguments])
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    runs: dict[str, Any] = {"spawn": run_pool, "fork": run_pool}
-    runs |= dict.fromkeys(LAUNCHED, run_rank)
-    if how in LAUNCHED:
-        for name in LAUNCHED[how]:
-            import_module(name)
-        fork_ranks(WORLD)
-    elif how not in runs:
-        runs[how] = import_module("tests.unit.adapters.torch.ranks_of_lightning").run
-    with dlfs.open(volume) as opened, opened["arrays"] as dataset:
-        runs[how](dataset, Path(out), how, made == "before", kinds)
+    main(*arguments)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -1,17 +1,10 @@
-"""Ranks that save and load checkpoints together; each function runs in a process of its own.
-
-The processes are forks of a server that has imported PyTorch, so that a rank starts at once.
-"""
+"""Ranks that save and load checkpoints together; each function runs in a process of its own."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import tempfile
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,20 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from dlfs.adapters.torch.checkpoint import StorageReader, StorageWriter
+from tests.support.torch_processes import run_ranks
 
 ROWS, COLUMNS = 24, 5000
-
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(
-    [
-        "dlfs.adapters.torch.checkpoint",
-        "dlfs.volume.volume",
-        "torch._dynamo",  # what a DTensor imports when it is first used
-        "torch.distributed.checkpoint",
-        "torch.distributed.device_mesh",
-        "torch.distributed.tensor",
-    ]
-)
 
 
 def whole(step: int) -> torch.Tensor:
@@ -89,27 +71,13 @@ def load(mesh: Any, volume: str, step: int) -> None:
     assert found["step"] == step
 
 
-def run(world: int, function: Callable[..., None], *arguments: Any) -> list[int]:
-    """Run a function in ranks with a device mesh, and return their exit codes."""
-    with tempfile.TemporaryDirectory() as folder:
-        init = f"file://{Path(folder) / 'init'}"
-        ranks = [
-            processes.Process(target=_rank, args=(rank, world, init, function, arguments))
-            for rank in range(world)
-        ]
-        for one in ranks:
-            one.start()
-        for one in ranks:
-            one.join()
-        return [one.exitcode for one in ranks]
+def run(world: int, function: Callable[..., None], *arguments: Any) -> list[int | None]:
+    """Run a function in ranks with a device mesh; return the exit codes of those that failed."""
+    return run_ranks(world, _run_with_mesh, world, function, arguments)
 
 
-def _rank(
-    rank: int, world: int, init: str, function: Callable[..., None], arguments: tuple[Any, ...]
+def _run_with_mesh(
+    join: Callable[[], int], world: int, function: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=init, rank=rank, world_size=world, timeout=timedelta(seconds=60)
-    )
+    join()
     function(init_device_mesh("cpu", (world,)), *arguments)
-    os._exit(0)  # groups whose peers were killed cannot be destroyed

@@ -183,7 +183,7 @@ def test_a_full_volume_is_one_clear_error(volume: str) -> None:
     writer, reader = StorageWriter(volume), StorageReader(volume)
     save(writer, 1)
     with pytest.raises(CheckpointException, match=r"checkpoint:2:shards.* free: allocate"):
-        save(writer, 2, {"t": torch.zeros(20_000_000) + torch.arange(20_000_000)})
+        save(writer, 2, {"t": torch.arange(9_000_000.0)})
     check(reader, 1)
     save(writer, 2)
     check(reader, 2)
@@ -419,20 +419,20 @@ def test_a_failing_device_leaves_the_last_checkpoint(memory_volume: str) -> None
 
 
 def test_four_ranks_save_and_other_numbers_load(volume: str) -> None:
-    assert saving_ranks.run(4, saving_ranks.save, volume, 1) == [0] * 4
+    assert saving_ranks.run(4, saving_ranks.save, volume, 1) == [None] * 4
     assert len([name for name in names(volume) if "shards" in name]) == 4
-    assert saving_ranks.run(2, saving_ranks.load, volume, 1) == [0] * 2
-    assert saving_ranks.run(1, saving_ranks.load, volume, 1) == [0]
+    assert saving_ranks.run(2, saving_ranks.load, volume, 1) == [None] * 2
+    assert saving_ranks.run(1, saving_ranks.load, volume, 1) == [None]
 
 
 def test_a_killed_rank_leaves_the_last_checkpoint(volume: str) -> None:
-    assert saving_ranks.run(1, saving_ranks.save, volume, 1) == [0]
+    assert saving_ranks.run(1, saving_ranks.save, volume, 1) == [None]
     for rank, when in ((0, "after"), (1, "before")):
         codes = saving_ranks.run(2, saving_ranks.save_and_die, volume, 2, rank, when)
-        assert sorted(codes) == [-signal.SIGKILL, 0]
-        assert saving_ranks.run(1, saving_ranks.load, volume, 1) == [0]
-    assert saving_ranks.run(2, saving_ranks.save, volume, 2) == [0] * 2
-    assert saving_ranks.run(1, saving_ranks.load, volume, 2) == [0]
+        assert set(codes) == {-signal.SIGKILL, None}
+        assert saving_ranks.run(1, saving_ranks.load, volume, 1) == [None]
+    assert saving_ranks.run(2, saving_ranks.save, volume, 2) == [None] * 2
+    assert saving_ranks.run(1, saving_ranks.load, volume, 2) == [None]
     used = {source for one in StorageReader(volume).checkpoints() for source in one.sources}
     with dlfs.open(volume) as opened:
         assert {info.uuid for info in opened.datasets() if "shards" in info.name} == used

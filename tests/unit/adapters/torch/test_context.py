@@ -25,6 +25,7 @@ from dlfs.adapters.torch import (  # noqa: E402
     SampleDataset,
     collate_list,
 )
+from tests.support.torch_processes import PROCESSES  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -123,7 +124,7 @@ def test_a_transform_is_given_a_context_only_where_it_is_asked_for(arrays):
 # ---- a map-style dataset -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+@pytest.mark.parametrize("context", [None, "fork", PROCESSES])
 def test_epochs_of_a_map_style_dataset(arrays, context):
     dataset = SampleDataset(arrays, transform=note, with_context=True, seed=4)
     workers = {} if context is None else {"num_workers": 1, "persistent_workers": True}
@@ -205,11 +206,11 @@ HOW = [
     {"num_workers": 1},
     {"num_workers": 2, "multiprocessing_context": "fork", "batch_size": 50},
 ]
-SPAWNED = {"num_workers": 1, "multiprocessing_context": "spawn"}
+PICKLED = {"num_workers": 1, "multiprocessing_context": PROCESSES}
 
 
 @pytest.mark.parametrize(
-    ("how", "world_size"), [*((how, size) for how in HOW for size in (1, 2)), (SPAWNED, 1)]
+    ("how", "world_size"), [*((how, size) for how in HOW for size in (1, 2)), (PICKLED, 1)]
 )
 def test_a_loaders_contexts_are_of_the_order_however_it_is_read(arrays, how, world_size):
     options = {"batch_size": 16, "seed": 3, "transform": place, "with_context": True, **how}

@@ -2,101 +2,62 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import warnings
 from importlib import import_module
-from pathlib import Path
+from typing import Any
 
 import pytest
 
+import dlfs
+from dlfs.errors import UsageError
 from tests.unit.adapters.torch.conftest import COUNT
 from tests.unit.adapters.torch.orders import order, reference
 
 torch = pytest.importorskip("torch")
 
-from dlfs.adapters.torch import Loader  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from dlfs.adapters.torch import (  # noqa: E402
+    ColumnLabels,
+    DistributedBatchSampler,
+    DistributedSampler,
+    Loader,
+    SampleDataset,
+)
+from tests.support.torch_processes import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).parents[4]
 
-RANK = """
-import json, sys
-from datetime import timedelta
-import torch.distributed as dist
-import dlfs
-from dlfs.adapters.torch import DistributedSampler, Loader
-from tests.unit.adapters.torch.forked_ranks import fork_ranks
-
-volume, address, folder = sys.argv[1:]
-rank = fork_ranks(2)
-dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2,
-                        timeout=timedelta(seconds=60))
-with dlfs.open(volume) as opened, opened["arrays"] as dataset:
-    loader = Loader(dataset, 10, seed=7, num_workers=rank + 1)  # not the same on each
-    taken = [batch.indices.tolist() for _, batch in zip(range(4), loader)]
-    states = [None, None]
-    dist.all_gather_object(states, loader.state_dict())
-    assert states[0] == states[1], states
-    found = {"taken": taken, "state": states[0], "rank": loader.rank, "world": loader.world_size,
-             "sampled": len(DistributedSampler(dataset))}
-    loader.close()
-with open(f"{folder}/{rank}", "w") as file:
-    json.dump(found, file)
-dist.destroy_process_group()
-"""
+def number(indices):
+    return indices.astype("int64")
 
 
-ACCELERATE = """
-import json, sys
-from datetime import timedelta
-import torch.distributed as dist
-from accelerate import Accelerator
-from torch.utils.data import DataLoader
-import dlfs
-from dlfs.adapters.torch import ColumnLabels, Loader
-from tests.unit.adapters.torch.forked_ranks import fork_ranks
-
-volume, address, folder = sys.argv[1:]
-rank = fork_ranks(2)
-dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2,
-                        timeout=timedelta(seconds=60))
-accelerator = Accelerator(cpu=True)
-range_of = lambda indices: indices.astype("int64")
-with dlfs.open(volume) as opened, opened["arrays"] as dataset:
-    loader = Loader(dataset, 10, collate="stack", labels=ColumnLabels(dataset, "number"))
-    taken = [batch.indices.tolist() for batch in accelerator.prepare(loader)]
-    whole = Loader(dataset, 10, collate="stack", labels=range_of, rank=0, world_size=1)
-    split = accelerator.prepare(DataLoader(whole, batch_size=None))
-    numbers = [int(label) for batch in split for label in batch.labels]
-    try:
-        next(iter(accelerator.prepare(DataLoader(loader, batch_size=None))))
-        error = None
-    except Exception as caught:  # of rank 1: that rank 0 is gone
-        error = f"{type(caught).__name__}: {caught}"
-with open(f"{folder}/{rank}", "w") as file:
-    found = {"world": accelerator.num_processes, "taken": taken, "split": numbers, "error": error}
-    json.dump(found, file)
-dist.destroy_process_group()  # a thread of Gloo that wants the GIL of a Python that ends aborts
-"""
-
-
-def run_ranks(script, volume, folder, world=2):
-    """Run a script, which makes the ranks; return what each wrote as JSON."""
-    address = f"file://{folder}/meeting"  # a port that is free now may be another's by then
-    command = [sys.executable, "-c", script, volume, address, folder]
-    environment = {"GLOO_SOCKET_IFNAME": "lo", "PATH": ""}
-    subprocess.run(command, cwd=ROOT, env=environment, timeout=240, check=True)
-    return [json.loads((folder / str(rank)).read_text()) for rank in range(world)]
+def split_with_accelerate(join, volume) -> dict[str, Any]:
+    join()
+    accelerator = import_module("accelerate").Accelerator(cpu=True)
+    with dlfs.open(volume) as opened, opened["arrays"] as dataset:
+        loader = Loader(dataset, 10, collate="stack", labels=ColumnLabels(dataset, "number"))
+        taken = order(accelerator.prepare(loader))
+        whole = Loader(dataset, 10, collate="stack", labels=number, rank=0, world_size=1)
+        split = accelerator.prepare(DataLoader(whole, batch_size=None))
+        numbers = [int(label) for batch in split for label in batch.labels]
+        try:
+            next(iter(accelerator.prepare(DataLoader(loader, batch_size=None))))
+            error = None
+        except Exception as caught:  # noqa: BLE001 - of rank 1: that rank 0 is gone
+            error = f"{type(caught).__name__}: {caught}"
+    world = accelerator.num_processes
+    return {"world": world, "taken": taken, "split": numbers, "error": error}
 
 
 @pytest.mark.frameworks
-def test_accelerate_does_not_split_one_ranks_share_between_all(torch_volume, tmp_path, arrays):
-    import_module("accelerate")
-    found = run_ranks(ACCELERATE, torch_volume, tmp_path)
+def test_accelerate_does_not_split_one_ranks_share_between_all(torch_volume, arrays):
+    found = run_ranks(2, split_with_accelerate, torch_volume, launched=True)
     assert [one["world"] for one in found] == [2, 2]
-    taken = [[index for batch in one["taken"] for index in batch] for one in found]
+    taken = [one["taken"] for one in found]
     assert [taken[at % 2][at // 2] for at in range(COUNT)] == reference(arrays)
     assert set(found[0]["split"] + found[1]["split"]) == set(range(COUNT))
     assert found[0]["error"].startswith(
@@ -105,72 +66,59 @@ def test_accelerate_does_not_split_one_ranks_share_between_all(torch_volume, tmp
     assert found[1]["error"] is not None
 
 
-def test_ranks_of_torch_distributed(torch_volume, tmp_path, arrays):
-    found = run_ranks(RANK, torch_volume, tmp_path)
-    assert [(one["rank"], one["world"], one["sampled"]) for one in found] == [
-        (0, 2, COUNT // 2),
-        (1, 2, COUNT // 2),
-    ]
+def begin_an_epoch(join, volume) -> dict[str, Any]:
+    rank = join()
+    with dlfs.open(volume) as opened, opened["arrays"] as dataset:
+        loader = Loader(dataset, 10, seed=7, num_workers=rank + 1)  # not the same on each
+        taken = order(batch for _, batch in zip(range(4), loader, strict=False))
+        states = [None, None]
+        dist.all_gather_object(states, loader.state_dict())
+        assert states[0] == states[1], states
+        loader.close()
+        place = loader.rank, loader.world_size, len(DistributedSampler(dataset))
+    return {"taken": taken, "state": states[0], "place": place}
+
+
+def test_ranks_of_torch_distributed(torch_volume, arrays):
+    found = run_ranks(2, begin_an_epoch, torch_volume, launched=True)
+    assert [one["place"] for one in found] == [(0, 2, COUNT // 2), (1, 2, COUNT // 2)]
     taken = [-1] * 80
     for rank, one in enumerate(found):
-        taken[rank::2] = [index for batch in one["taken"] for index in batch]
+        taken[rank::2] = one["taken"]
     loader = Loader(arrays, 16)
     loader.load_state_dict(found[0]["state"])
     assert taken + order(loader) == reference(arrays, seed=7)
 
 
-TRAINING = """
-import json, os, sys
-from datetime import timedelta
-import torch
-import torch.distributed as dist
-import dlfs
-from dlfs.adapters.torch import DistributedBatchSampler, Loader, SampleDataset
-from tests.unit.adapters.torch.forked_ranks import fork_ranks
+def train_unevenly(join, volume) -> dict[str, Any]:
+    rank = join()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 1))
 
-volume, address, folder = sys.argv[1:]
-world = 4
-rank = fork_ranks(world)
-for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-    del os.environ[name]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world,
-                        timeout=timedelta(seconds=60))
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 1))
+    def train(batches) -> list[list[int]]:
+        taken = []
+        for samples, indices in batches:
+            taken.append(indices.tolist())
+            model(samples.flatten(1)).sum().backward()  # waits for the other ranks
+        return taken
 
-
-def train(batches):
-    taken = []
-    for samples, indices in batches:
-        taken.append(indices)
-        model(samples.flatten(1)).sum().backward()  # waits for the other ranks
-    return taken
+    with dlfs.open(volume) as opened, opened["arrays"] as dataset:
+        form = {"dtype": "float32", "shape": (2, 3)}
+        loader = Loader(dataset, 57, seed=7, where=range(229), num_workers=rank % 2, **form)
+        epochs = [train((b.samples, b.indices) for b in loader) for _ in range(2)]
+        begun = train((b.samples, b.indices) for b in [next(iter(loader))])
+        resumed = Loader(dataset, 10, where=range(229), **form)
+        resumed.load_state_dict(loader.state_dict())
+        loader.close()
+        rest = train((b.samples, b.indices) for b in resumed)
+        sampler = DistributedBatchSampler(dataset, 57, seed=7, where=range(229))
+        numbers = SampleDataset(dataset, labels=number, **form)
+        sampled = train(DataLoader(numbers, batch_sampler=sampler))
+    return {"epochs": epochs, "begun": begun, "rest": rest, "sampled": sampled}
 
 
-with dlfs.open(volume) as opened, opened["arrays"] as dataset:
-    form = {"dtype": "float32", "shape": (2, 3)}
-    loader = Loader(dataset, 57, seed=7, where=range(229), num_workers=rank % 2, **form)
-    epochs = [train((b.samples, b.indices.tolist()) for b in loader) for _ in range(2)]
-    batches = iter(loader)
-    begun = train((b.samples, b.indices.tolist()) for b in [next(batches)])
-    state = loader.state_dict()
-    loader.close()
-    resumed = Loader(dataset, 10, where=range(229), **form)
-    resumed.load_state_dict(state)
-    rest = train((b.samples, b.indices.tolist()) for b in resumed)
-    sampler = DistributedBatchSampler(dataset, 57, seed=7, where=range(229))
-    numbers = SampleDataset(dataset, labels=lambda indices: indices.astype("int64"), **form)
-    sampled = train((samples, labels.tolist()) for samples, labels in
-                    torch.utils.data.DataLoader(numbers, batch_sampler=sampler))
-with open(f"{folder}/{rank}", "w") as file:
-    json.dump({"epochs": epochs, "begun": begun, "rest": rest, "sampled": sampled}, file)
-dist.destroy_process_group()
-"""
-
-
-def test_ranks_with_unequal_data_end_together(torch_volume, tmp_path, arrays):
+def test_ranks_with_unequal_data_end_together(torch_volume, arrays):
     world = 4
-    found = run_ranks(TRAINING, torch_volume, tmp_path, world)
+    found = run_ranks(world, train_unevenly, torch_volume)
     rounds = -(-229 // world)
 
     def all_ranks(taken: list[list[list[int]]]) -> list[int]:
@@ -191,49 +139,34 @@ def test_ranks_with_unequal_data_end_together(torch_volume, tmp_path, arrays):
             assert all_ranks([one["sampled"] for one in found]) == padded
 
 
-MESH = """
-import json, sys, warnings
-from datetime import timedelta
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-import dlfs
-from dlfs.adapters.torch import DistributedSampler, Loader
-from tests.unit.adapters.torch.forked_ranks import fork_ranks
-
-volume, address, folder = sys.argv[1:]
-rank = fork_ranks(2)
-dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2,
-                        timeout=timedelta(seconds=60))
-
-
-def warned(act):
+def warned_of_a_mesh(act) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         act()
     return [str(one.message) for one in caught if "DeviceMesh" in str(one.message)]
 
 
-with dlfs.open(volume) as opened, opened["arrays"] as dataset:
-    def load(**options):
-        return lambda: next(iter(Loader(dataset, 10, **options)))
+def begin_with_meshes(join, volume) -> dict[str, list[str]]:
+    join()
+    with dlfs.open(volume) as opened, opened["arrays"] as dataset:
 
-    data = init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
-    found = {"data": warned(load())}
-    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
-    found["tensor"] = warned(load())
-    found["sampler"] = warned(lambda: next(iter(DistributedSampler(dataset))))
-    dp = mesh["dp"]
-    found["given"] = warned(load(rank=dp.get_local_rank(), world_size=dp.size()))
-    twice = Loader(dataset, 10)
-    found["once"] = warned(lambda: [next(iter(twice)), next(iter(twice))])
-with open(f"{folder}/{rank}", "w") as file:
-    json.dump(found, file)
-dist.destroy_process_group()
-"""
+        def load(**options):
+            return warned_of_a_mesh(lambda: next(iter(Loader(dataset, 10, **options))))
+
+        init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
+        found = {"data": load()}
+        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+        found["tensor"] = load()
+        found["sampler"] = warned_of_a_mesh(lambda: next(iter(DistributedSampler(dataset))))
+        dp = mesh["dp"]
+        found["given"] = load(rank=dp.get_local_rank(), world_size=dp.size())
+        twice = Loader(dataset, 10)
+        found["once"] = warned_of_a_mesh(lambda: [next(iter(twice)), next(iter(twice))])
+    return found
 
 
-def test_ranks_of_a_mesh_that_need_the_same_samples_are_warned_of(torch_volume, tmp_path):
-    for found in run_ranks(MESH, torch_volume, tmp_path):
+def test_ranks_of_a_mesh_that_need_the_same_samples_are_warned_of(torch_volume):
+    for found in run_ranks(2, begin_with_meshes, torch_volume, launched=True):
         assert found["data"] == found["given"] == []
         for name in ("tensor", "sampler", "once"):
             assert len(found[name]) == 1
@@ -241,47 +174,30 @@ def test_ranks_of_a_mesh_that_need_the_same_samples_are_warned_of(torch_volume, 
             assert 'rank=mesh["dp"].get_local_rank()' in found[name][0]
 
 
-CHANGED = """
-import json, os, sys
-from datetime import timedelta
-import torch.distributed as dist
-import dlfs
-from dlfs import UsageError
-from dlfs.adapters.torch import Loader
-from tests.unit.adapters.torch.forked_ranks import fork_ranks
-
-volume, address, folder = sys.argv[1:]
-rank = fork_ranks(2)
-for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-    del os.environ[name]
-with dlfs.open(volume) as opened, opened["arrays"] as dataset:
-    loaders = [Loader(dataset, 10, seed=1) for _ in range(3)]
-    looked = [next(iter(loader)).indices.tolist() for loader in loaders[:2]]
-    reading = iter(loaders[2])
-    next(reading)
-    lengths = [len(loaders[0])]
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2,
-                            timeout=timedelta(seconds=60))
-    errors = []
-    for again in (lambda: next(iter(loaders[0])), lambda: next(reading)):
-        try:
-            again()
-        except UsageError as error:
-            errors.append(str(error))
-    loaders[0].load_state_dict(loaders[0].state_dict())
-    lengths.append(len(loaders[0]))
-    rest = [index for batch in loaders[0] for index in batch.indices.tolist()]
-    loaders[1].set_epoch(1)
-    other = [index for batch in loaders[1] for index in batch.indices.tolist()]
-with open(f"{folder}/{rank}", "w") as file:
-    json.dump({"looked": looked, "errors": errors, "lengths": lengths, "rest": rest,
-               "other": other}, file)
-dist.destroy_process_group()
-"""
+def begin_before_there_are_ranks(join, volume) -> dict[str, Any]:
+    with dlfs.open(volume) as opened, opened["arrays"] as dataset:
+        loaders = [Loader(dataset, 10, seed=1) for _ in range(3)]
+        looked = [next(iter(loader)).indices.tolist() for loader in loaders[:2]]
+        reading = iter(loaders[2])
+        next(reading)
+        lengths = [len(loaders[0])]
+        join()
+        errors = []
+        for again in (lambda: next(iter(loaders[0])), lambda: next(reading)):
+            with pytest.raises(UsageError) as caught:
+                again()
+            errors.append(str(caught.value))
+        loaders[0].load_state_dict(loaders[0].state_dict())
+        lengths.append(len(loaders[0]))
+        rest = order(loaders[0])
+        loaders[1].set_epoch(1)
+        other = order(loaders[1])
+    found = {"looked": looked, "errors": errors, "lengths": lengths}
+    return {**found, "rest": rest, "other": other}
 
 
-def test_an_epoch_whose_ranks_changed_is_refused(torch_volume, tmp_path, arrays):
-    found = run_ranks(CHANGED, torch_volume, tmp_path)
+def test_an_epoch_whose_ranks_changed_is_refused(torch_volume, arrays):
+    found = run_ranks(2, begin_before_there_are_ranks, torch_volume)
     expected = reference(arrays, seed=1)
     for rank, one in enumerate(found):
         assert one["looked"] == [expected[:10]] * 2

@@ -22,6 +22,7 @@ from dlfs.adapters.torch import (  # noqa: E402
     collate_jagged,
 )
 from dlfs.adapters.torch.samples import HOST  # noqa: E402
+from tests.support.torch_processes import PROCESSES  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -98,10 +99,10 @@ def test_nested_and_padded(volume):
         assert batch.samples.padded().shape[::2] == (5, 3)
 
 
-def test_types_that_numpy_has_not_in_spawned_workers(volume):
+def test_types_that_numpy_has_not_in_workers(volume):
     with volume["rows1"] as dataset:
         options = {"dtype": DTYPES[1], "shape": (-1, 3), "collate": "jagged"}
-        loader = Loader(dataset, 7, num_workers=1, multiprocessing_context="spawn", **options)
+        loader = Loader(dataset, 7, num_workers=1, multiprocessing_context=PROCESSES, **options)
         for batch in loader:
             expect(batch, batch.samples, DTYPES[1])
         loader.close()

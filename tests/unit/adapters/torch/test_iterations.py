@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
+import signal
+import threading
+import warnings
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import dlfs
 from dlfs.errors import UsageError
 from tests.unit.adapters.torch.conftest import COUNT
 from tests.unit.adapters.torch.orders import order, reference, take_all
@@ -29,14 +30,13 @@ from torch.utils.data._utils.worker import WorkerInfo  # noqa: E402
 from dlfs.adapters.torch import Loader  # noqa: E402
 from dlfs.adapters.torch import cursor as cursor_module  # noqa: E402
 from dlfs.adapters.torch.cursor import Cursor  # noqa: E402
+from tests.support.torch_processes import PROCESSES  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
 ]
-
-ROOT = Path(__file__).parents[4]
 
 
 # ---- which epoch an iteration is -----------------------------------------------------------------
@@ -64,10 +64,10 @@ def test_every_iteration_of_a_dataloader_is_the_next_epoch(samples, persistent):
     assert loader.epoch == 5
 
 
-def test_every_iteration_of_spawned_workers_is_the_next_epoch(samples):
+def test_every_iteration_of_workers_that_take_a_pickle_is_the_next_epoch(samples):
     loader = Loader(samples, 10, seed=5)
     loader.load_state_dict({**loader.state_dict(), "position": 100})
-    outer = DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    outer = DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context=PROCESSES)
     assert order(outer) == reference(samples, seed=5)[100:]
     assert order(outer) == reference(samples, seed=5, epoch=1)
 
@@ -221,87 +221,74 @@ def test_the_next_iteration_has_new_workers_where_one_was_killed(samples, go_on)
 
 # ---- Ctrl-C --------------------------------------------------------------------------------------
 
-CELLS = """
-import json, multiprocessing, os, signal, sys, threading
-import dlfs
-from dlfs.adapters.torch import Loader
-from torch.utils.data import DataLoader
-
-volume, folder, when, method, kind = sys.argv[1:]
-
 
 class Transform:
-    pickled = seen = 0
+    """A transform that interrupts at its second pickling, or lets itself be interrupted."""
 
-    def __getstate__(self):
+    pickled = 0
+
+    def __init__(self, folder: Path, when: str) -> None:
+        self.folder, self.when, self.seen = folder, when, 0
+
+    def __getstate__(self) -> dict[str, Any]:
         Transform.pickled += 1
-        if when == "start" and Transform.pickled == 2:  # one worker is starting, the next one not
+        if self.when == "start" and Transform.pickled == 2:  # of two workers, one is starting
             os.killpg(0, signal.SIGINT)
-        return {}
+        return vars(self)
 
-    def __call__(self, sample):
+    def __call__(self, sample: memoryview) -> int:
         self.seen += 1
-        if when == "wait" and self.seen == 35:
-            try:
-                open(folder + "/blocked", "x").close()
-            except FileExistsError:
-                return len(sample)
-            open(folder + "/at", "w").close()  # tells that it is blocked
-            open(folder + "/go").close()
+        if self.when == "wait" and self.seen == 35:
+            with suppress(FileExistsError):
+                (self.folder / "blocked").touch(exist_ok=False)
+                (self.folder / "at").open("w").close()  # tells that it is blocked
+                (self.folder / "go").open().close()
         return len(sample)
 
 
-def interrupt():
-    open(folder + "/at").close()
+def interrupt(folder: Path) -> None:
+    (folder / "at").open().close()
     os.killpg(0, signal.SIGINT)
-    open(folder + "/go", "w").close()
+    (folder / "go").open("w").close()
 
 
-def children():
-    return sorted(process.pid for process in multiprocessing.active_children())
+def run_cells(volume: str, folder: Path, when: str, method: str, kind: str) -> None:
+    """Iterate in three cells of a notebook, of which the first is interrupted."""
+    os.setsid()  # Ctrl-C reaches all processes of it
+    warnings.simplefilter("ignore")
+    given: list[list[int]] = []
+    processes: list[list[int | None]] = []
 
-
-if __name__ == "__main__":
-    given, processes = [], []
-
-    def run_cell(batches, interrupted):
+    def run_cell(batches: Any, *, interrupted: bool = False) -> None:
         for batch in batches:
             given.append(batch.indices.tolist())
-            processes.append(children())
+            processes.append(sorted(one.pid for one in multiprocessing.active_children()))
             if interrupted and when == "body" and len(given) == 5:
                 os.killpg(0, signal.SIGINT)
 
+    workers = {"num_workers": 2, "multiprocessing_context": method}
     with dlfs.open(volume) as opened, opened["bytes"] as dataset:
-        loader = Loader(dataset, 10, seed=3, transform=Transform(), threads=1,
-                        **({} if kind != "own" else
-                           {"num_workers": 2, "multiprocessing_context": method}))
-        outer = loader if kind == "own" else DataLoader(
-            loader, batch_size=None, num_workers=2, multiprocessing_context=method,
-            persistent_workers=kind == "persistent")
+        options = {"seed": 3, "transform": Transform(folder, when), "threads": 1}
+        loader = Loader(dataset, 10, **options, **(workers if kind == "own" else {}))
+        outer: Any = loader
+        if kind != "own":
+            lasting = kind == "persistent"
+            outer = DataLoader(loader, batch_size=None, persistent_workers=lasting, **workers)
         if when == "wait":
-            os.mkfifo(folder + "/at")
-            os.mkfifo(folder + "/go")
-            threading.Thread(target=interrupt).start()
-        try:
-            run_cell(outer, True)
-        except KeyboardInterrupt as error:
-            kept = error  # as a notebook does
-        else:
-            raise SystemExit("not interrupted")
-        first = len(given)
-        run_cell(outer, False)
-        third = len(given)
-        run_cell(outer, False)
+            os.mkfifo(folder / "at")
+            os.mkfifo(folder / "go")
+            threading.Thread(target=interrupt, args=[folder]).start()
+        with pytest.raises(KeyboardInterrupt) as caught:  # keeps the traceback, as a notebook does
+            run_cell(outer, interrupted=True)
+        cells = [0, len(given)]
+        for _ in range(2):
+            run_cell(outer)
+            cells.append(len(given))
         loader.close()
-        del outer
-    kept = kept.__traceback__ is not None
-    left = []
-    for process in multiprocessing.active_children():
-        process.join(20)  # PyTorch waits for an end for 5 s, then kills
-        left += [process.pid] if process.is_alive() else []
-    print(json.dumps({"given": given, "cells": [0, first, third, len(given)], "kept": kept,
-                      "processes": processes, "left": left}))
-"""
+    del outer, caught
+    assert not left_behind([])
+    found = {"given": given, "cells": cells, "processes": processes}
+    (folder / "found").write_bytes(pickle.dumps(found))
 
 
 @pytest.mark.parametrize(
@@ -317,19 +304,14 @@ if __name__ == "__main__":
 def test_an_interrupted_iteration_does_not_harm_the_next(
     torch_volume, samples, tmp_path, when, method, kind
 ):
-    script = tmp_path / "cells.py"
-    script.write_text(CELLS)
-    ran = subprocess.run(
-        [sys.executable, script, torch_volume, tmp_path, when, method, kind],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
-        start_new_session=True,  # Ctrl-C reaches all processes of it
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout)
+    arguments = (str(torch_volume), tmp_path, when, method, kind)
+    process = PROCESSES.Process(target=run_cells, args=arguments)
+    process.start()
+    process.join(120)
+    if process.exitcode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.exitcode == 0
+    found = pickle.loads((tmp_path / "found").read_bytes())
     begins = found["cells"]
     cells = [
         [index for batch in found["given"][begin:end] for index in batch]
@@ -341,7 +323,6 @@ def test_an_interrupted_iteration_does_not_harm_the_next(
         assert cells[2] == epochs[1]
     else:
         assert cells == [epochs[0][:50], epochs[1], epochs[2]]
-    assert found["left"] == []
     assert {len(one) for one in found["processes"]} == {2}
     if when == "body" and kind != "each":  # the same workers, with what they have in memory
         assert len({tuple(one) for one in found["processes"]}) == 1

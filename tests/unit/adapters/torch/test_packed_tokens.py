@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
 from dlfs.adapters.torch import Loader, SampleContext, TensorBatch  # noqa: E402
+from tests.support.torch_processes import PROCESSES  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -133,7 +134,7 @@ def test_ranks_and_a_resume_at_others(plain, uneven) -> None:
     assert all((tokens[number] == whole[number]).all() for number in tokens)
 
 
-@pytest.mark.parametrize(("workers", "method"), [(2, "fork"), (1, "spawn")])
+@pytest.mark.parametrize(("workers", "method"), [(2, "fork"), (1, PROCESSES)])
 def test_workers_of_a_caller(plain, workers, method) -> None:
     loader = Loader(dlfs.TokenSequences(plain, LENGTH), 4, seed=5)
     given = DataLoader(loader, batch_size=None, num_workers=workers, multiprocessing_context=method)

@@ -1,7 +1,7 @@
 """Ranks in the ways in which frameworks make them: every sample of an epoch once, or a refusal.
 
-``ranks_of_frameworks`` is the program that trains and writes down what each rank got. The tests run
-some combinations; with ``DLFS_RANKS=all`` all of them, which takes half an hour on two cores.
+``ranks_of_frameworks`` trains and writes down what each rank got. The tests run some combinations;
+with ``DLFS_RANKS=all`` all of them, which takes half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,9 +17,11 @@ from tests.unit.adapters.torch.conftest import COUNT
 
 torch = pytest.importorskip("torch")
 
+from tests.support.torch_processes import PROCESSES  # noqa: E402
+from tests.unit.adapters.torch import ranks_of_frameworks  # noqa: E402
+
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(3600)]
 
-ROOT = Path(__file__).parents[4]
 WORLD = 2
 KIND_TIMEOUT_S = 45.0
 SPAWN_TIMEOUT_S = 150.0
@@ -36,8 +36,8 @@ PREPARED = ["loader", "wrapped", "pairs", "collated", "sampler", "batch-sampler"
 
 SOME = [
     ("torchrun", "before", TORCH),
-    ("fork", "before", ["loader+2", "wrapped+2", "batch-sampler+2", "tokens"]),
-    ("spawn", "before", ["wrapped+1"]),
+    ("fork", "before", ["loader+2", "batch-sampler+2", "tokens"]),
+    ("forkserver", "before", ["wrapped+1"]),
 ]
 
 ALL = [
@@ -85,30 +85,23 @@ IS_ALL = os.environ.get("DLFS_RANKS") == "all"
 
 
 def run(volume: Path, out: Path, how: str, made: str, kinds: list[str]) -> None:
-    """Run the program, which makes two ranks."""
-    module = "tests.unit.adapters.torch.ranks_of_frameworks"
-    command = [sys.executable, "-m", module, str(volume), str(out), how, made, *kinds]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    """Run two ranks, in a process that makes them."""
+    arguments = (str(volume), str(out), how, made, *kinds)
+    if how == "forkserver":  # that of this process
+        ranks_of_frameworks.main(*arguments)
+        return
     log = out / f"{how}-{made}.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,  # so that its children end with it
-        )
+    process = PROCESSES.Process(
+        target=ranks_of_frameworks.main_of_process, args=(str(log), *arguments)
+    )
+    process.start()
     limit_s = SPAWN_TIMEOUT_S if "spawn" in how else KIND_TIMEOUT_S
-    try:
-        code = process.wait(limit_s * (1 + len(kinds)))
-    except subprocess.TimeoutExpired as error:
+    process.join(limit_s * (1 + len(kinds)))
+    if process.exitcode is None:
+        os.killpg(process.pid, signal.SIGKILL)  # its children are in its session
         missing = [kind for kind in kinds if not list(out.glob(f"{how}-{made}-{kind}-*.json"))]
-        raise AssertionError(f"{how}, {made}: no results of {missing} in time") from error
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert code == 0, log.read_text(errors="replace")[-4000:]
+        raise AssertionError(f"{how}, {made}: no results of {missing} in time")
+    assert process.exitcode == 0, log.read_text(errors="replace")[-4000:]
 
 
 def run_until_met(

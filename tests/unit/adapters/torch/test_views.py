@@ -21,6 +21,7 @@ from dlfs.adapters.torch import (  # noqa: E402
     Loader,
     SampleDataset,
 )
+from tests.support.torch_processes import PROCESSES  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -41,7 +42,7 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dlfs.DatasetView]
 
 
 @pytest.mark.parametrize(
-    "workers", [{}, {"num_workers": 2}, {"num_workers": 1, "multiprocessing_context": "spawn"}]
+    "workers", [{}, {"num_workers": 2}, {"num_workers": 1, "multiprocessing_context": PROCESSES}]
 )
 def test_a_loader_gives_a_mix_with_its_labels(view, workers) -> None:
     labels = ColumnLabels(view, "label")
