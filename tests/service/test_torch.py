@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 
 import dlfs
@@ -12,9 +11,10 @@ from tests.service.serving import Service
 from tests.support.waiting import wait_for
 
 torch = pytest.importorskip("torch")
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
 
 from dlfs.adapters.torch import ColumnLabels, Loader, SampleDataset  # noqa: E402
+from tests.support.torch_processes import PROCESSES  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -50,7 +50,7 @@ def local_order(volume: str, **arguments: object) -> list[int]:
         return order(dataset.batches(16, **arguments))
 
 
-@pytest.mark.parametrize(("workers", "method"), [(2, "fork"), (1, "spawn")])
+@pytest.mark.parametrize(("workers", "method"), [(2, "fork"), (1, PROCESSES)])
 def test_map_style_in_workers(connected, samples, workers, method):
     # Here, too, before the workers start: they have their own channels all the same.
     assert connected[0] == next(iter(samples.values()))
@@ -66,7 +66,7 @@ def test_map_style_in_workers(connected, samples, workers, method):
     assert [label for _, label in got] == list(range(len(samples)))
 
 
-@pytest.mark.parametrize(("workers", "method"), [(2, "fork"), (1, "spawn")])
+@pytest.mark.parametrize(("workers", "method"), [(2, "fork"), (1, PROCESSES)])
 def test_epochs_in_workers_of_the_loader(connected, service, volume, samples, workers, method):
     wanted = list(samples.values())
     loader = Loader(connected, 32, seed=3, num_workers=workers, multiprocessing_context=method)
@@ -82,12 +82,15 @@ def test_epochs_in_workers_of_the_loader(connected, service, volume, samples, wo
     assert dataset["reader"]["samples"] == 2 * len(samples)  # each once an epoch, all by it
 
 
-@pytest.mark.parametrize("shuffle", ["global", "chunk"])
-def test_resumed_with_another_number_of_workers(connected, volume, shuffle):
+@pytest.mark.parametrize(
+    "options",
+    [{"shuffle": "chunk"}, {"where": range(5, 300, 3)}, {"weights": "number", "draws": 300}],
+)
+def test_resumed_with_another_number_of_workers(connected, volume, options):
     given: list[int] = []
     state = None
-    for workers, taken in ((2, 7), (0, 5), (3, None)):
-        loader = Loader(connected, 16, seed=9, shuffle=shuffle, num_workers=workers)
+    for workers, taken in ((2, 2), (0, 1), (3, None)):
+        loader = Loader(connected, 16, seed=9, num_workers=workers, **options)
         if state is not None:
             loader.load_state_dict(state)
         for number, batch in enumerate(loader, 1):
@@ -96,7 +99,7 @@ def test_resumed_with_another_number_of_workers(connected, volume, shuffle):
                 break
         state = loader.state_dict()
         loader.close()
-    assert given == local_order(volume, seed=9, shuffle=shuffle)
+    assert given == local_order(volume, seed=9, **options)
     assert (state["epoch"], state["position"]) == (1, 0)
 
 
@@ -112,35 +115,3 @@ def test_one_epoch_goes_on_through_the_service_from_the_devices(connected, volum
         given += batch.indices.tolist()
     resumed.close()
     assert given == local_order(volume, seed=2)
-
-
-CHOSEN = {
-    "where": {"where": np.arange(5, 300, 3)},
-    "weights": {"weights": "number", "draws": 150},
-    "order": {"order": np.arange(400, 0, -7)},
-}
-
-
-@pytest.mark.parametrize("chosen", CHOSEN.values(), ids=CHOSEN)
-def test_chosen_samples_in_workers(connected, volume, samples, chosen):
-    wanted = list(samples.values())
-    loader = DataLoader(Chosen(connected, chosen), batch_size=None, num_workers=2)
-    expected = local_order(volume, **chosen, seed=4)
-    got = list(loader)
-    assert [index for indices, _ in got for index in indices] == expected
-    assert [data for _, batch in got for data in batch] == [wanted[index] for index in expected]
-
-
-class Chosen(IterableDataset):
-    """A loop's own dataset: batches of chosen samples, dealt to the workers."""
-
-    def __init__(self, dataset: dlfs.Dataset, chosen: dict[str, object]) -> None:
-        self._dataset = dataset
-        self._chosen = chosen
-
-    def __iter__(self) -> Iterator[tuple[list[int], list[bytes]]]:
-        info = get_worker_info()
-        dealt = {"worker": info.id, "workers": info.num_workers}
-        with self._dataset.batches(16, seed=4, **self._chosen, **dealt) as batches:
-            for batch in batches:
-                yield batch.indices.tolist(), batch.to_list()

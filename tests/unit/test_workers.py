@@ -1,4 +1,4 @@
-"""Datasets in forked and spawned processes, and inside PyTorch's DataLoader workers."""
+"""Datasets in forked and spawned processes, and epochs that are left behind."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ def work(dataset: dlfs.Dataset, indices, queue) -> None:
     queue.put((digest(dataset, indices), digest(dataset, list(reversed(indices)))))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize(
+    ("method", "used"), [("fork", False), ("fork", True), ("spawn", True), ("forkserver", False)]
+)
 def test_a_dataset_works_in_another_process(volume_path, method, used):
     context = multiprocessing.get_context(method)
     queue = context.SimpleQueue()
@@ -83,52 +84,6 @@ def test_an_epoch_goes_on_in_a_forked_child(volume_path):
         assert [i for batch in epoch for i in batch.indices.tolist()] == whole[16:]
 
 
-def label(sample: bytes) -> tuple[int, int]:
-    return len(sample), sum(sample)
-
-
-class Samples:
-    """A map-style data set of PyTorch over one of DLFS: nothing but indexing."""
-
-    def __init__(self, dataset: dlfs.Dataset) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> tuple[int, int, int]:
-        return (index, *label(self.dataset[index]))
-
-    def __getitems__(self, indices: list[int]) -> list[tuple[int, int, int]]:
-        batch = self.dataset.read(indices)
-        return [(i, *label(bytes(view))) for i, view in zip(indices, batch, strict=True)]
-
-
-@pytest.mark.torch
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_pytorch_workers(volume_path, method):
-    from torch.utils.data import DataLoader
-
-    with dlfs.open(str(volume_path)) as volume, volume["numbers"] as dataset:
-        expected = [(i, *label(dataset[i])) for i in range(COUNT)]
-        loader = DataLoader(
-            Samples(dataset),  # type: ignore[arg-type]
-            batch_size=32,
-            num_workers=2,
-            multiprocessing_context=method,
-            persistent_workers=True,
-        )
-        for _ in range(2):
-            got = [
-                tuple(column[k].item() for column in batch)
-                for batch in loader
-                for k in range(len(batch[0]))
-            ]
-            assert got == expected
-
-
 def descriptors(path: Path) -> int:
     """Return the number of descriptors that this process has of a file."""
     return open_names().count(os.path.realpath(path))
@@ -166,27 +121,30 @@ def test_an_error_in_an_epoch_is_what_leaving_the_dataset_raises(volume_path):
 LEFT = """
 import sys
 import dlfs
-volume = dlfs.open(sys.argv[1])
-dataset = volume["numbers"]
-if sys.argv[2] == "torch":
-    from dlfs.adapters.torch import Loader
-    batches = iter(Loader(dataset, 7, transform=bytes))
-else:
-    batches = iter(dataset.batches(7))
-batch = next(batches)
-sys.dlfs = batches, batch, dataset  # outlives all modules
-if sys.argv[3] == "closed":
-    dataset.close()
-    volume.close()
+
+def leave(closed):
+    volume = dlfs.open(sys.argv[1])
+    dataset = volume["numbers"]
+    if sys.argv[2] == "torch":
+        from dlfs.adapters.torch import Loader
+        batches = iter(Loader(dataset, 7, transform=bytes))
+    else:
+        batches = iter(dataset.batches(7))
+    batch = next(batches)
+    if closed:
+        dataset.close()
+        volume.close()
+    return batches, batch, dataset
+
+sys.dlfs = leave(closed=True), leave(closed=False)  # outlives all modules
 """
 
 
-@pytest.mark.parametrize("closed", ["closed", "open"])
 @pytest.mark.parametrize("kind", ["plain", pytest.param("torch", marks=pytest.mark.torch)])
-def test_an_epoch_that_is_left_ends_with_the_interpreter_in_silence(volume_path, kind, closed):
+def test_an_epoch_that_is_left_ends_with_the_interpreter_in_silence(volume_path, kind):
     if kind == "torch":
         pytest.importorskip("torch")
     ran = subprocess.run(
-        [sys.executable, "-c", LEFT, volume_path, kind, closed], capture_output=True, text=True
+        [sys.executable, "-c", LEFT, volume_path, kind], capture_output=True, text=True
     )
     assert (ran.returncode, ran.stderr) == (0, "")

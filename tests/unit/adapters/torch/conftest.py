@@ -58,6 +58,7 @@ def opened(torch_volume: Path) -> Iterator[Callable[..., dlfs.Dataset]]:
     made: list[dlfs.Dataset] = []
 
     def make(name: str, **options: int) -> dlfs.Dataset:
+        options = {"memory_bytes": 4 * MIB, **options}
         with dlfs.open(str(torch_volume), **options) as volume:  # type: ignore[arg-type]
             made.append(volume.dataset(name))
         return made[-1]

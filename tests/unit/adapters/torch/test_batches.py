@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dlfs.errors import UsageError
-from tests.unit.adapters.torch.conftest import COUNT, SHAPE
+from tests.unit.adapters.torch.conftest import SHAPE
 from tests.unit.adapters.torch.orders import order, reference
 
 torch = pytest.importorskip("torch")
@@ -209,17 +209,10 @@ def test_torchs_own_conversion_keeps_a_batch(samples, collate):
         assert one.data_ptr() == other.data_ptr()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataloader_over_a_loader_gives_its_batches(samples, workers):
-    loader = Loader(samples, 16, labels=FolderLabels(samples))
-    batches = list(DataLoader(loader, batch_size=None, num_workers=workers))
-    assert {type(batch) for batch in batches} == {TensorBatch}
-    assert sorted(order(batches)) == list(range(COUNT))
-    assert (batches[-1].state["epoch"], batches[-1].state["position"]) == (1, 0)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("options", [{}, {"as_pairs": True}, {"as_pairs": True, "labels": None}])
+@pytest.mark.parametrize(
+    ("options", "workers"),
+    [({}, 0), ({"as_pairs": True}, 0), ({"as_pairs": True, "labels": None}, 0), ({}, 1)],
+)
 def test_batches_are_not_collated_once_more(arrays, options, workers):
     for batch_size in (1, 4):
         over = DataLoader(load_arrays(arrays, **options), batch_size, num_workers=workers)

@@ -116,7 +116,7 @@ def test_fields_come_from_the_locked_arena(tmp_path, gpu):
             image = np.full((40, 50), number, np.float32)
             sample = {"image": image, "file": bytes(number), "label": number, "text": f"{number}"}
             writer.add(b"%02d" % number, sample)
-    with dlfs.open(path) as volume, volume["scenes"] as scenes:
+    with dlfs.open(path, memory_bytes=4 * MIB) as volume, volume["scenes"] as scenes:
         for batch in load(scenes, 8):
             assert batch["image"].shape == (len(batch), 40, 50)
             assert (batch["image"] == batch.indices[:, None, None]).all()
@@ -381,7 +381,7 @@ def test_without_a_gpu_an_error_says_so(samples):
 @pytest.fixture
 def served(torch_volume, tmp_path):
     """The dataset ``bytes`` through a service, whose memory is mapped read-only."""
-    service = Service([str(torch_volume)], tmp_path / "s.sock")
+    service = Service([str(torch_volume)], tmp_path / "s.sock", "--cache", "4MiB")
     try:
         service.wait_ready()
         with dlfs.connect(service.uri) as volume, volume["bytes"] as dataset:

@@ -7,7 +7,7 @@ import pytest
 
 import dlfs
 from dlfs.base.units import MIB
-from dlfs.errors import UsageError
+from dlfs.errors import NotFoundError, UsageError
 from tests.unit.adapters.torch.orders import order, reference
 
 torch = pytest.importorskip("torch")
@@ -62,6 +62,8 @@ def test_classes_as_torchvisions_image_folder_has_them(pets, arrays):
     assert names.class_to_idx == {"name0": 0, "name1": 1, "name2": 2}
     numbers = ColumnLabels(arrays, "number")
     assert (numbers.classes, numbers.class_to_idx) == (None, None)
+    with pytest.raises(NotFoundError):
+        ColumnLabels(arrays, "colour")
     assert ColumnLabels(pets, "even")(np.array([3, 4], np.uint64)).tolist() == [0, 1]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import dlfs
 from dlfs.base.units import KIB, MIB
-from dlfs.errors import ChecksumError, NotFoundError, TransformError, UsageError
+from dlfs.errors import ChecksumError, TransformError, UsageError
 from tests.support.datasets import random_samples
 from tests.unit.adapters.torch.conftest import COUNT, SHAPE, array
 from tests.unit.adapters.torch.orders import order, reference, take_all
@@ -23,7 +23,6 @@ from tests.unit.adapters.torch.orders import order, reference, take_all
 torch = pytest.importorskip("torch")
 
 from dlfs.adapters.torch import (  # noqa: E402
-    ColumnLabels,
     FolderLabels,
     Jagged,
     Loader,
@@ -130,17 +129,6 @@ def test_lengths_that_do_not_fit_are_told(samples, arrays):
         next(iter(Loader(arrays, 5, dtype="float32", shape=(7,), transform=len)))
 
 
-@pytest.mark.parametrize(
-    ("collate", "kind"), [("list", SampleViews), ("jagged", Jagged), (tuple, tuple)]
-)
-def test_arrays_one_by_one(arrays, collate, kind):
-    loader = Loader(arrays, 9, dtype="float32", shape=SHAPE, collate=collate)
-    batch = next(iter(loader))
-    assert isinstance(batch.samples, kind)
-    for index, sample in zip(batch.indices.tolist(), batch.samples, strict=True):
-        assert np.array_equal(sample.numpy(), array(index))
-
-
 def test_arrays_as_the_dataset_says(arrays, opened):
     for batch in Loader(arrays, 50, arrays=True):
         expected = np.stack([array(index) for index in batch.indices.tolist()])
@@ -242,15 +230,6 @@ def test_pinned_memory(samples):
 # ---- labels --------------------------------------------------------------------------------------
 
 
-def test_labels_of_folders(samples):
-    labels = FolderLabels(samples)
-    assert labels.classes == tuple(f"class{i}" for i in range(7))
-    for batch in Loader(samples, 50, labels=labels):
-        assert batch.labels.dtype == torch.int64
-        for index, label in zip(batch.indices.tolist(), batch.labels.tolist(), strict=True):
-            assert samples.path(index).split(b"/")[0].decode() == labels.classes[label]
-
-
 def write(path: Path, names: list[bytes]) -> dlfs.Dataset:
     dlfs.format_volume(str(path), size_bytes=8 * MIB)
     with dlfs.open(str(path)) as volume:
@@ -281,23 +260,6 @@ def test_names_of_classes_are_text(tmp_path):
         pytest.raises(UsageError, match=r"expected UTF-8, got '\\xff'"),
     ):
         FolderLabels(dataset)
-
-
-def test_labels_of_columns(arrays):
-    names, numbers, weights = (ColumnLabels(arrays, name) for name in ("class", "number", "weight"))
-    assert names.classes == ("name0", "name1", "name2")
-    assert numbers.classes is None
-    for batch in Loader(arrays, 50, labels=pickle.loads(pickle.dumps(names))):
-        assert batch.labels.dtype == torch.int64
-        assert batch.labels.tolist() == [index % 3 for index in batch.indices.tolist()]
-    for batch in Loader(arrays, 50, labels=numbers):
-        assert batch.labels.dtype == torch.int64
-        assert batch.labels.tolist() == [index % 5 for index in batch.indices.tolist()]
-    for batch in Loader(arrays, 50, labels=weights):
-        assert batch.labels.dtype == torch.float64
-        assert batch.labels.tolist() == [index / 2 for index in batch.indices.tolist()]
-    with pytest.raises(NotFoundError):
-        ColumnLabels(arrays, "colour")
 
 
 # ---- transforms ----------------------------------------------------------------------------------
