@@ -109,6 +109,12 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
+def is_nothing(value: Any) -> bool:
+    """Return True for 0 and for an array without elements."""
+    array = np.asarray(value)
+    return not array.any() and (array.ndim == 0 or not array.size)
+
+
 # ---- WebDataset ----------------------------------------------------------------------------------
 
 ARRAYS = hnp.arrays(
@@ -124,6 +130,7 @@ KEYS = st.lists(
             "txt": TEXT,
             "json": JSON,
             "npy": ARRAYS,
+            "jpg": st.binary(max_size=9),
         },
     ),
     min_size=1,
@@ -138,7 +145,7 @@ def member(name: str, value: Any) -> bytes:
         return file.getvalue()
     if name == "json":
         return json.dumps(value, ensure_ascii=False).encode()
-    return bytes(value) if name == "bin" else str(value).encode()
+    return value if isinstance(value, bytes) else str(value).encode()
 
 
 def write_shard(path: Path, keys: list[Row]) -> Path:
@@ -156,7 +163,7 @@ def write_shard(path: Path, keys: list[Row]) -> Path:
 @given(KEYS, st.sampled_from(["error", "default", "skip"]))
 def test_keys_are_what_webdataset_reads(keys: list[Row], nulls: str) -> None:
     webdataset = pytest.importorskip("webdataset")
-    names = ["bin", "cls", "txt", "json", "npy"]
+    names = ["bin", "cls", "txt", "json", "npy", "jpg"]
     with folder() as place:
         path = write_shard(place / "x.tar", keys)
         decode = webdataset.autodecode.Decoder([webdataset.autodecode.basichandlers])
@@ -173,7 +180,8 @@ def test_keys_are_what_webdataset_reads(keys: list[Row], nulls: str) -> None:
         for i, (_, row) in zip(chosen, got, strict=True):
             for name in names:
                 if name not in keys[i]:
-                    assert not np.asarray(row[name]).any() if name != "txt" else row[name] == ""
+                    empty = {"txt": "", "json": "", "jpg": b""}.get(name)
+                    assert row[name] == empty if name in "txt json jpg" else is_nothing(row[name])
                 elif name == "json":
                     own = theirs[i][name]  # it leaves what decodes to None as it is
                     assert json.loads(row[name]) == (None if own == b"null" else own)

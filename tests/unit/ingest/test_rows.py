@@ -203,31 +203,6 @@ def test_any_array_in_any_chunks(
         assert take(open_arrays(path, samples="arrays")) == {"x": values.tobytes()}
 
 
-@settings(max_examples=40)
-@given(
-    values=st.tuples(
-        st.one_of(DTYPES, st.sampled_from([">f8", "?", "<c16", "<M8[s]", "S5", "<U3", "f2"])),
-        SHAPES,
-    ).flatmap(lambda pair: hnp.arrays(*pair)),
-    fortran=st.booleans(),
-    compressed=st.booleans(),
-    buffer_bytes=st.integers(1, 600),
-)
-def test_any_array_of_numpy(
-    values: Any, fortran: bool, compressed: bool, buffer_bytes: int
-) -> None:
-    stored = np.asfortranarray(values) if fortran else values
-    with tempfile.TemporaryDirectory() as folder:
-        np.save(Path(folder) / "x.npy", stored)
-        write(Path(folder), "npz", {"x": stored}, compressed=compressed)
-        for path in (Path(folder) / "x.npy", Path(folder) / "data.npz"):
-            source = open_arrays(path, buffer_bytes=buffer_bytes)
-            got = take_all(source)
-            assert {path: data for path, data, _ in got} == rows_of("x", values)
-            assert {a["dlfs:dtype"] for _, _, a in got} == {values.dtype.str}
-            assert take(open_arrays(path, samples="arrays")) == {"x": values.tobytes()}
-
-
 @settings(max_examples=300)
 @given(
     count=st.integers(0, 400),

@@ -354,21 +354,6 @@ def test_any_bytes_are_features_or_an_error(data: bytes) -> None:
         pass
 
 
-@given(st.dictionaries(st.text(), st.one_of(st.text(), st.integers(-(2**63), 2**63 - 1))))
-def test_what_protobuf_writes_is_read(values: dict[str, Any]) -> None:
-    pb = pytest.importorskip("tfrecord.example_pb2")
-    example = pb.Example()
-    for name, value in values.items():
-        feature = example.features.feature[name]
-        if isinstance(value, int):
-            feature.int64_list.value.append(value)
-        else:
-            feature.bytes_list.value.append(value.encode())
-    record = memoryview(example.SerializeToString())
-    found = EXAMPLES.features(record)
-    assert {name: scalar(feature, name) for name, feature in found.items()} == values
-
-
 # ---- what is refused -----------------------------------------------------------------------------
 
 
