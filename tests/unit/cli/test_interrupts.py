@@ -54,10 +54,10 @@ def test_nothing_is_loaded_before() -> None:
     assert ast.literal_eval(found) == {"dlfs", OURS}
 
 
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", range(10))
 def test_while_modules_are_imported(seed: int) -> None:
-    # "version" imports about 200 modules, libdlfs among them; the first ones in every run.
-    imports = seed + 1 if seed < 4 else random.Random(seed).randrange(5, 150)
+    # "version" imports about 140 modules, libdlfs among them; the first ones in every run.
+    imports = seed + 1 if seed < 4 else random.Random(seed).randrange(5, 120)
     code, messages = interrupt_behind(["version"], imports)
     assert messages == ["dlfs: interrupted\n"], f"behind {imports} imports"
     assert code == 130
