@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import NoReturn
 
+COLLECTION_THRESHOLD = 100_000
+"""Number of new objects behind which Python looks for garbage."""
 CODE = 130
 """Exit code of an interrupted command; ``dlfs.cli.exits`` has it too, but takes longer to load."""
 
@@ -33,6 +35,10 @@ def main() -> None:
     try:
         if _signal.getsignal(_signal.SIGINT) != _signal.SIG_IGN:
             _signal.signal(_signal.SIGINT, end)
+        import gc
+
+        # Importing makes many objects and no garbage: by default, Python looks for some 90 times.
+        gc.set_threshold(COLLECTION_THRESHOLD)
         # No verb uses the threads of OpenBLAS, which start with numpy, one for each processor.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from dlfs.cli.streams import prepare_streams, use_utf8
