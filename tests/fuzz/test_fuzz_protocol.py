@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlfs.errors import DlfsError, FormatError, LimitError, NativeError, TruncatedError
@@ -80,6 +80,7 @@ def field_names(kind: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_every_message_comes_back(kind: type[Message], data: st.DataObject) -> None:
     message = data.draw(messages(kind))
