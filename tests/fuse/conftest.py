@@ -29,10 +29,16 @@ from tests.fuse.mounting import (
 )
 
 
-@pytest.fixture(scope="session", autouse=True)
-def quick_servers() -> Iterator[None]:
+@pytest.fixture(scope="session")
+def starter() -> Iterator[Starter]:
+    with contextlib.closing(Starter()) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_servers(starter: Starter) -> Iterator[None]:
     """Have the background servers of mounts start in a moment, where they start in this process."""
-    with pytest.MonkeyPatch.context() as patch, contextlib.closing(Starter()) as starter:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(background, "subprocess", starter)
         yield
 
