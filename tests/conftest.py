@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import gc
 import importlib.util
 import os
 import shutil
@@ -117,6 +118,12 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)  # exec resets it, and this process lives on
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Look for garbage among what tests make only: what was collected stays until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
