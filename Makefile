@@ -81,7 +81,7 @@ test: lint-quick .venv/.extra build/nvmet/order ## everything: lint, then all te
 pytest: export OPENBLAS_NUM_THREADS := 1
 # Several processes would each compile the same tests at once: a third of a minute of CPU time each, where one needs half.
 pytest:
-	$(if $(filter-out 1,$(WORKERS)),@mkdir -p build && $(BIN)/pytest --collect-only -qq -p no:syrupy $(PYTEST_ARGS) >build/collected.log || \
+	$(if $(filter-out 0 1,$(WORKERS)),@mkdir -p build && $(BIN)/pytest --collect-only -qq -p no:syrupy $(PYTEST_ARGS) >build/collected.log || \
 	    { cat build/collected.log; exit 1; })
 	$(BIN)/pytest --numprocesses $(WORKERS) --max-worker-restart 0 $(PYTEST_ARGS)
 
