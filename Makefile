@@ -52,8 +52,8 @@ APT_BENCH := fio:fio mksquashfs:squashfs-tools squashfuse_ll:squashfuse mkfs.ero
 APT_RELEASE := git:git qemu-aarch64-static:qemu-user-static
 APT_DLIO := mpirun:openmpi-bin mpicc:libopenmpi-dev
 
-# Test processes (tests/scheduling.py): one more than there are CPUs, because many tests wait.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+# Test processes (tests/scheduling.py): two more than there are CPUs, because many tests wait.
+WORKERS ?= $(shell expr $$(nproc) + 2)
 # Python packages to install in addition, such as torch. Without torch its tests are skipped.
 PACKAGES ?=
 # Such as --keep, or --dir DIR.
