@@ -156,7 +156,7 @@ def time_of(nanoseconds: int) -> datetime:
 
 
 def describe_dataset(record: DatasetRecord, geometry: Geometry) -> DatasetInfo:
-    """Return the public description of a catalog record."""
+    """Return the public description of one catalog record, for which arrays would cost more."""
     extent = record.attribute_extent
     chunks = sum(run.chunk_count for run in (*record.data_runs, *record.directory_runs))
     return DatasetInfo(
