@@ -158,7 +158,7 @@ class StagingArea:
 
     # ---- sealing ---------------------------------------------------------------------------------
 
-    def take(self, name: bytes, uuid: UUID, owner: int | None = None) -> int:
+    def take(self, name: bytes, uuid: UUID, owner: int | None) -> int:
         """Take a directory out of sight of programs, durably, to be sealed under a UUID.
 
         Args:

@@ -59,7 +59,7 @@ class Seal:
     """
 
     name: bytes
-    owner: int | None = None
+    owner: int | None
     options: SealOptions = field(default_factory=SealOptions)
     status: SealStatus = field(default_factory=lambda: SealStatus(WAITING))
 

@@ -29,7 +29,7 @@ def seal(volume: str, area_path: Path, name: str, caller: Connection) -> None:
         sealer.settle()
         caller.send("ready")
         caller.recv()
-        sealer.seal(Seal(name.encode()))
+        sealer.seal(Seal(name.encode(), None))
         area.delete_removed()
         caller.send("removed")
 

@@ -286,7 +286,7 @@ def test_files_that_cannot_be_removed(place: Place, monkeypatch: pytest.MonkeyPa
 
 
 def test_discarding(place: Place) -> None:
-    discard = Seal(b"x")
+    discard = Seal(b"x", None)
     (place.folder / "x/link").symlink_to("/etc/passwd")
     with (
         (place.folder / "x/0/3").open("ab"),
@@ -303,7 +303,7 @@ def test_discarding(place: Place) -> None:
 @pytest.mark.parametrize("path", [b"../other", b"/tmp", b"..", b".", b"", b"x/0", b"x\0"])
 def test_a_path_is_no_name(place: Place, path: bytes) -> None:
     (place.folder.parent / "other").mkdir()
-    for refused in (place.seal, lambda name: place.sealer.discard(Seal(name))):
+    for refused in (place.seal, lambda name: place.sealer.discard(Seal(name, None))):
         with pytest.raises(UsageError):
             refused(path)
     assert (place.folder.parent / "other").is_dir()
@@ -339,7 +339,7 @@ def test_the_end_of_the_server_abandons_a_seal(place: Place) -> None:
 
 def test_a_list_with_errors_and_progress(place: Place) -> None:
     place.begin("y")
-    under_way = {b"x": Seal(b"x", status=SealStatus("sealing", samples_done=3))}
+    under_way = {b"x": Seal(b"x", None, status=SealStatus("sealing", samples_done=3))}
     place.sealer.note_error(b"y", failed_status(LockedError("y is locked")))
     place.sealer.note_error(b"none", failed_status(NotFoundError("there is none")))
     x, y = place.sealer.datasets(None, under_way)
