@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from dlfs.errors import LimitError
@@ -34,14 +34,47 @@ def start_thread(thread: threading.Thread) -> threading.Thread:
 
 
 class ThreadPool(ThreadPoolExecutor):
-    """A ThreadPoolExecutor whose ``submit`` raises LimitError if the system refuses a thread."""
+    """A ThreadPoolExecutor whose ``submit`` raises LimitError if the system refuses a thread.
+
+    No call runs once ``shutdown`` has returned or raised, be it by Ctrl-C. A ThreadPoolExecutor
+    forgets a thread whose start Ctrl-C interrupts, and that thread runs on.
+    """
+
+    def __init__(self, max_workers: int, thread_name_prefix: str = "") -> None:
+        super().__init__(max_workers, thread_name_prefix)
+        self._name = thread_name_prefix
+        self._changed = threading.Condition()
+        self._running = 0
+        self._ended = False
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> Future[T]:
         """Submit a call; see ``ThreadPoolExecutor.submit``."""
         try:
-            return super().submit(function, *args, **named)
+            return super().submit(self._run, function, *args, **named)
         except RuntimeError as error:
-            raise _refusal(str(getattr(self, "_thread_name_prefix", "")), error) from error
+            raise _refusal(self._name, error) from error
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls, and wait for those that run; see ``ThreadPoolExecutor.shutdown``."""
+        try:
+            super().shutdown(wait, cancel_futures=cancel_futures)
+        finally:
+            if wait:
+                with self._changed:
+                    self._ended = True
+                    self._changed.wait_for(lambda: not self._running)
+
+    def _run(self, function: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T:
+        with self._changed:
+            if self._ended:
+                raise CancelledError
+            self._running += 1
+        try:
+            return function(*args, **named)
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
 
 
 def _refusal(name: str, error: RuntimeError) -> Any:

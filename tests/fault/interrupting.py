@@ -50,6 +50,7 @@ LOST = ("signals", "workers")
 COUNT = 60
 SAMPLE_BYTES = 3000
 _PACKAGE = str(Path(dlfs.__file__).parent)
+_STANDARD = "not of dlfs"
 _DESTROYERS = ("destroy", "release", "cancel", "close", "unmap", "free")
 
 Point = tuple[str, int, int]
@@ -324,10 +325,11 @@ class Checks:
 
     def _note_ignored(self, unraisable: Any) -> None:
         code: CodeType | None = getattr(unraisable.object, "__code__", None)
-        where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
-        self._ignored.append(
-            f"{unraisable.exc_type.__name__} ignored in {unraisable.object}{where}"
-        )
+        where = f"{unraisable.object}"
+        if code:
+            whose = "" if code.co_filename.startswith(_PACKAGE) else f"{_STANDARD}: "
+            where += f" ({whose}{code.co_filename}:{code.co_firstlineno})"
+        self._ignored.append(f"{unraisable.exc_type.__name__} ignored in {where}")
 
     def _left(self) -> list[str]:
         """Return what is open in addition, once other threads have closed what is theirs."""
@@ -356,10 +358,10 @@ class Checks:
         except BaseException as error:  # noqa: BLE001 - any other outcome is a problem
             outcome = f"raised {type(error).__name__}: {error}"
         self.interruptions += 1
-        hooks = [
-            text for text in self._ignored if "_fork" in text or "_separate_all" in text
-        ]  # CPython ignores what they raise
-        if outcome and was_raised() and not hooks:
+        # CPython ignores what hooks of a fork raise, and callbacks of weak references.
+        ends = ("_fork", "_separate_all", _STANDARD)
+        lost = any(end in text for text in self._ignored for end in ends)
+        if outcome and was_raised() and not lost:
             self.problems[f"{name}: {outcome} {' '.join(self._ignored)}"] += 1
         gc.collect()
         left = self._left()

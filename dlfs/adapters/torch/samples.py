@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, get_args
@@ -35,6 +35,7 @@ from dlfs.adapters.torch.tensors import (
 )
 from dlfs.base.arguments import check_choice
 from dlfs.base.closing import Closing
+from dlfs.base.threads import ThreadPool
 from dlfs.base.wording import quote
 from dlfs.errors import DlfsError, TransformError, UsageError
 
@@ -237,7 +238,7 @@ class TransformPool(Closing):
     def __init__(self, recipe: Recipe, dataset: Source) -> None:
         self._recipe = recipe
         self._dataset = dataset
-        self._executor = ThreadPoolExecutor(recipe.threads, thread_name_prefix="dlfs-transform")
+        self._executor = ThreadPool(recipe.threads, thread_name_prefix="dlfs-transform")
 
     def start(
         self, batch: Batch, contexts: Sequence[SampleContext] | None = None

@@ -1,8 +1,9 @@
-"""Threads that the system refuses."""
+"""Threads that the system refuses, and threads that Ctrl-C interrupts."""
 
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,29 @@ def test_an_interrupt_that_confuses_the_locks_of_threading_is_one(
         start_thread(threading.Thread(target=print))
     with pytest.raises(KeyboardInterrupt), ThreadPool(1) as pool:
         pool.submit(print)
+
+
+def test_a_call_whose_thread_was_interrupted_at_its_start_has_ended_with_the_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = threading.Thread.start
+    running = threading.Event()
+    ended = []
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        running.wait()
+        raise KeyboardInterrupt
+
+    def run() -> None:
+        running.set()
+        time.sleep(0.05)
+        ended.append(True)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), ThreadPool(1) as pool:
+        pool.submit(run)
+    assert ended
 
 
 def test_other_errors_of_a_pool_stay() -> None:

@@ -24,7 +24,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -39,6 +39,7 @@ from dlfs.adapters.locking import when_unlocked
 from dlfs.adapters.torch.checkpoint.layout import PIECE_BYTES, check_stored, open_source
 from dlfs.adapters.torch.checkpoint.metadata import Piece
 from dlfs.adapters.torch.lookahead import take_ahead
+from dlfs.base.threads import ThreadPool
 from dlfs.base.units import MIB, format_bytes
 from dlfs.errors import DlfsError, SpaceError
 
@@ -80,9 +81,7 @@ def tensor_bytes(tensor: Any) -> Bytes:
     return data
 
 
-def _cut(
-    items: Iterable[Item], pool: ThreadPoolExecutor
-) -> Iterator[tuple[Item, int, Bytes, Future[int]]]:
+def _cut(items: Iterable[Item], pool: ThreadPool) -> Iterator[tuple[Item, int, Bytes, Future[int]]]:
     """Yield the pieces of items: item, offset in it, bytes, and their future CRC32C."""
     for item in items:
         data = item.load()
@@ -185,7 +184,7 @@ class ShardWriter:
     def _write_new(self, items: Iterable[Item]) -> None:
         """Write all pieces that the last checkpoint does not have."""
         version = _ShardsVersion(self._volume, self._dataset, self._timeout_s)
-        pool = ThreadPoolExecutor(1, thread_name_prefix="dlfs-crc")
+        pool = ThreadPool(1, thread_name_prefix="dlfs-crc")
         try:
             for item, start, data, crc in take_ahead(_cut(items, pool), PIECES_AHEAD):
                 pieces = self._found.setdefault(item.key, [])

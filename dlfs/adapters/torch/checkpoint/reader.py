@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -43,6 +42,7 @@ from dlfs.adapters.torch.checkpoint.layout import (
 )
 from dlfs.adapters.torch.checkpoint.metadata import Piece
 from dlfs.adapters.torch.checkpoint.objects import load_restricted
+from dlfs.base.threads import ThreadPool
 from dlfs.base.units import MIB
 from dlfs.errors import FormatError, UsageError
 
@@ -190,7 +190,7 @@ class StorageReader(HasCheckpointId, TorchStorageReader):
             FormatError: the metadata does not describe the stored bytes.
             DlfsError: as ``Dataset.read``.
         """
-        with open_volume(self.volume) as volume, ThreadPoolExecutor(READ_THREADS) as pool:
+        with open_volume(self.volume) as volume, ThreadPool(READ_THREADS) as pool:
             room = {info.uuid: info.sample_bytes for info in volume.datasets()}
             pending: list[_Load] = []
             buffers_bytes = 0
@@ -327,7 +327,7 @@ def _reads(pieces: Sequence[Piece], first: int, target: Bytes) -> list[_Read]:
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def _run(volume: dlfs.Volume, pool: ThreadPoolExecutor, loads: Sequence[_Load]) -> None:
+def _run(volume: dlfs.Volume, pool: ThreadPool, loads: Sequence[_Load]) -> None:
     """Read the pieces of some items in storage order, and complete the items."""
     reads = [read for load in loads for read in load.reads]
     reads.sort(key=lambda read: (read.piece.source, read.piece.sample))
@@ -338,7 +338,7 @@ def _run(volume: dlfs.Volume, pool: ThreadPoolExecutor, loads: Sequence[_Load]) 
         load.complete()
 
 
-def _read_from(dataset: dlfs.Dataset, reads: Sequence[_Read], pool: ThreadPoolExecutor) -> None:
+def _read_from(dataset: dlfs.Dataset, reads: Sequence[_Read], pool: ThreadPool) -> None:
     check_stored(dataset, [read.piece for read in reads])
     large = [read for read in reads if read.piece.length_bytes >= SMALL_BYTES]
     started = [pool.submit(_read_large, dataset, read) for read in large]

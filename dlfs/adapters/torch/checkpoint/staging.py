@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ import torch
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
 from dlfs.base.forks import OwnerProcess
+from dlfs.base.threads import ThreadPool
 from dlfs.base.units import MIB
 
 COPY_THREADS_MAX = 4
@@ -54,7 +55,7 @@ class _CopyStager(StateDictStager):
             self._blocks.append((target[block], source[block]))
         return copy
 
-    def run(self, pool: ThreadPoolExecutor | None) -> None:
+    def run(self, pool: ThreadPool | None) -> None:
         """Copy the storages that were found, together with the threads of a pool."""
         blocks = iter(self._blocks)
         helpers = range(COPY_THREADS_MAX - 1)
@@ -95,14 +96,14 @@ class Stager:
     def __init__(self) -> None:
         self._free: list[_CopyStager] = []
         self._owner = OwnerProcess()
-        self._pool: ThreadPoolExecutor | None = None
-        self._background: ThreadPoolExecutor | None = None
+        self._pool: ThreadPool | None = None
+        self._background: ThreadPool | None = None
 
     def copy_later(self, state: dict[str, Any]) -> Future[StagedState]:
         """Return the future copy of a state, which must not change until the copy is complete."""
         self._forget_parents()
         if self._background is None:
-            self._background = ThreadPoolExecutor(1, thread_name_prefix="dlfs-stage-later")
+            self._background = ThreadPool(1, thread_name_prefix="dlfs-stage-later")
         return self._background.submit(self.copy, state)
 
     def copy(self, state: dict[str, Any]) -> StagedState:
@@ -123,11 +124,11 @@ class Stager:
             self._background = self._pool = None
             self._owner = OwnerProcess()
 
-    def _threads(self) -> ThreadPoolExecutor | None:
+    def _threads(self) -> ThreadPool | None:
         self._forget_parents()
         helpers = min(COPY_THREADS_MAX, len(os.sched_getaffinity(0))) - 1
         if self._pool is None and helpers:
-            self._pool = ThreadPoolExecutor(helpers, thread_name_prefix="dlfs-stage")
+            self._pool = ThreadPool(helpers, thread_name_prefix="dlfs-stage")
         return self._pool
 
     def clear(self) -> None:
