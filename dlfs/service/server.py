@@ -20,11 +20,11 @@ from dlfs.service.session import Session
 from dlfs.service.sockets import AllowList, Listener, Peer, peer_of
 from dlfs.service.state import ServerState
 
-CLIENTS_MAX = 1024
+CLIENTS_MAX = 2048
 """Most connections at a time."""
-CLIENTS_OF_PROCESS_MAX = 128
-"""Most connections of one process, which needs one for each volume and dataset that it has open."""
-CLIENTS_OF_USER_MAX = 896
+CLIENTS_OF_PROCESS_MAX = 512
+"""Most connections of one process: one for each open volume, dataset and choice of fields."""
+CLIENTS_OF_USER_MAX = 1792
 """Most connections of one user."""
 
 _log = logging.getLogger(__name__)

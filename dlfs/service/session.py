@@ -65,9 +65,10 @@ from dlfs.service.state import ServerState
 from dlfs.store.info import describe_volume
 from dlfs.store.transaction import Generation
 
-CHANNELS_MAX = 64
-"""Most channels of one client process: one for each concurrent caller and each open epoch."""
-CHANNELS_OF_USER_MAX = 1024
+CHANNELS_MAX = 256
+"""Most channels of one client process, which needs one for each caller and each open epoch of a
+dataset or of a choice of its fields."""
+CHANNELS_OF_USER_MAX = 2048
 """Most channels of all processes of one user."""
 DATASETS_MAX = 64
 """Most open datasets of one connection."""

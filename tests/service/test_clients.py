@@ -170,7 +170,7 @@ def test_a_process_has_so_many_channels(serve: Callable[..., Service], volume: s
         epochs = [dataset.batches(8, seed=seed) for seed in range(session.CHANNELS_MAX + 1)]
         for epoch in epochs[:-1]:
             next(epoch).release()
-        with pytest.raises(LimitError, match="at most 64 in one process"):
+        with pytest.raises(LimitError, match=f"at most {session.CHANNELS_MAX} in one process"):
             next(epochs[-1])
         epochs[0].close()
         next(epochs[-1]).release()

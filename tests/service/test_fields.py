@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,18 @@ def test_more_choices_than_the_service_has_readers_are_read_whole(service: Servi
             request = OpenDataset(volume.uuid, dataset.uuid, ("x",))
             with pytest.raises(UsageError, match="no such field"):
                 control.request(request, DatasetState, 2)
+
+
+def test_a_process_has_epochs_of_many_datasets_and_choices_at_once(service: Service) -> None:
+    with dlfs.connect(service.uri) as volume, ExitStack() as stack:
+        datasets = [stack.enter_context(volume.dataset("d").open()) for _ in range(35)]
+        choices = (None, ["mask"], ["label"], ["text"])
+        epochs = [
+            stack.enter_context(dataset.batches(COUNT, seed=1, fields=choice, on_error="skip"))
+            for dataset in datasets
+            for choice in choices
+        ]
+        assert min(len(next(epoch).indices) for epoch in epochs) >= COUNT - 1  # one is damaged
 
 
 def test_an_epoch_goes_on_with_the_next_service(path: str, service: Service) -> None:

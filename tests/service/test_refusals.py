@@ -284,7 +284,7 @@ def test_channels_are_counted_per_process(patient: Service) -> None:
         connection = connections[number % 2]
         unreleased.append(connection.request(OpenChannel(found), ChannelState, 2)[1])
     for connection in connections:
-        with pytest.raises(LimitError, match="open a channel: expected at most 64 in one process"):
+        with pytest.raises(LimitError, match=rf"at most {session.CHANNELS_MAX} in one process"):
             connection.request(OpenChannel(found), ChannelState, 2)
     with unreleased.pop():
         pass
@@ -325,7 +325,8 @@ def test_connections_are_counted_per_process(patient: Service) -> None:
         connection.close()
     wait_for(connects, "all of them")
     unreleased[-1].close()
-    assert refusals == {"use the service: expected at most 128 connections of one process"}
+    most = server.CLIENTS_OF_PROCESS_MAX
+    assert refusals == {f"use the service: expected at most {most} connections of one process"}
 
 
 @pytest.mark.parametrize(
