@@ -9,11 +9,10 @@ import pytest
 
 import dlfs
 from dlfs.volume.volume import Volume
+from tests.support.volumes import new_volume
 
 
 @pytest.fixture
 def volume() -> Iterator[Volume]:
-    uri = f"mem:{uuid4().hex}?size=32MiB"
-    dlfs.format_volume(uri)
-    with dlfs.open(uri) as opened:
+    with dlfs.open(new_volume(f"mem:{uuid4().hex}?size=32MiB")) as opened:
         yield opened

@@ -11,6 +11,7 @@ import pytest
 import dlfs
 from dlfs.fabric.recipes import Export, nvmet_script
 from tests.nvmet.guest import Disk, Guest, free_port
+from tests.support.volumes import write_dataset
 
 HOST = "nqn.2024-01.org.example:trainer"
 SAMPLES = {f"{number:03}": bytes([number]) * (1000 + 700 * number) for number in range(100)}
@@ -64,9 +65,7 @@ def test_a_volume_over_two_storage_nodes(nodes: list[Node]) -> None:
     a, b = nodes
     dlfs.format_volume([a.uri, b.uri], label="pool")
     uris = [b.discovery_uri, a.discovery_uri]
-    with dlfs.open(uris) as volume, volume.writer("samples") as writer:
-        for name, data in SAMPLES.items():
-            writer.add(name, data)
+    write_dataset(uris, "samples", SAMPLES)
     with dlfs.open(uris) as volume:
         assert list(volume.verify()) == []
         found = {}

@@ -21,6 +21,7 @@ from dlfs.store.members import split_uris
 from dlfs.volume.volume import Volume
 from tests.support.devices import RecordingDevice, StoppingDevice, StopPoint, WriteEvent, WriteLog
 from tests.support.forked import run_forked
+from tests.support.volumes import new_volume, read_datasets, write_dataset
 
 MEMBER_BYTES = 1 * MIB + 256 * KIB
 MEMBERS = 2
@@ -32,21 +33,6 @@ CUTS = int(os.environ.get("DLFS_POWER_CUTS", "2"))
 
 FIRST = {f"a/{i}".encode(): bytes([i + 1]) * (700 + 90 * i) for i in range(8)}
 SECOND = {b"b": random.Random(1).randbytes(9000), b"c/d": random.Random(2).randbytes(5000)}
-
-
-def write(volume, name, samples):
-    with volume.writer(name) as writer:
-        for path, data in samples.items():
-            writer.add(path, data)
-
-
-def read_all(volume):
-    model = {}
-    for info in volume.datasets():
-        with volume.dataset(info.name, info.version) as dataset:
-            samples = dict(zip(dataset.paths(), dataset[:].to_list(), strict=True))
-            model[info.name, info.version] = samples
-    return model
 
 
 class Media:
@@ -72,7 +58,7 @@ class Media:
 
     def contents(self):
         with dlfs.open(self.uris) as volume:
-            return read_all(volume)
+            return read_datasets(volume)
 
     def images(self):
         images = []
@@ -99,7 +85,7 @@ def media(request):
 
 
 def import_first(volume):
-    write(volume, "first", FIRST)
+    write_dataset(volume, "first", FIRST)
 
 
 def prepare_nothing(volume):
@@ -107,8 +93,8 @@ def prepare_nothing(volume):
 
 
 def prepare_two(volume):
-    write(volume, "first", FIRST)
-    write(volume, "other", SECOND)
+    write_dataset(volume, "first", FIRST)
+    write_dataset(volume, "other", SECOND)
 
 
 def remove_first(volume):
@@ -116,9 +102,8 @@ def remove_first(volume):
 
 
 def append(volume, samples):
-    with volume.append("first") as writer:
-        for path, data in samples.items():
-            writer.add(b"appended/" + path, data)
+    appended = {b"appended/" + path: data for path, data in samples.items()}
+    write_dataset(volume, "first", appended, append=True)
 
 
 def prepare_shared(volume):
@@ -146,12 +131,12 @@ def check_state(media, old, new, older=None):
     A lagging member alone may give the contents before the old ones.
     """
     with dlfs.open(media.uris) as volume:
-        got = read_all(volume)
+        got = read_datasets(volume)
         assert got in (old, new)
         assert [f for f in volume.verify() if f.kind != "superblock"] == []
     for uri in media.uris if media.replicas > 1 else ():
         with dlfs.open(uri) as volume:
-            assert read_all(volume) in (old, new, older)
+            assert read_datasets(volume) in (old, new, older)
     return got == new
 
 
@@ -174,9 +159,9 @@ class States:
 def check_recovery(media, got_new, old, new):
     """Check that a writer after the crash loses nothing either."""
     with dlfs.open(media.uris) as volume:
-        write(volume, "after", {b"x": b"after the crash" * 300})
+        write_dataset(volume, "after", {b"x": b"after the crash" * 300})
         expected = {**(new if got_new else old), ("after", 1): {b"x": b"after the crash" * 300}}
-        assert read_all(volume) == expected
+        assert read_datasets(volume) == expected
         assert list(volume.verify()) == []
 
 
@@ -223,7 +208,7 @@ def test_a_removed_version_is_not_reused_after_a_crash(media):
     for count in range(len(media.log.events) + 1):
         media.restore(media.log.reordered_images(count, random.Random(SEED + count)))
         with dlfs.open(media.uris) as volume:
-            write(volume, "first", SECOND)
+            write_dataset(volume, "first", SECOND)
             assert volume["first"].version == 2  # the first version may be there or not
 
 
@@ -231,7 +216,7 @@ def test_a_crash_after_a_crash(media):
     """Check crashes of the writer that recovers the volume, at any write."""
     media.run(import_first)
     old = media.contents()
-    media.run(lambda volume: write(volume, "second", SECOND))
+    media.run(lambda volume: write_dataset(volume, "second", SECOND))
     new = media.contents()
     chance = random.Random(SEED)
     events = media.log.events
@@ -246,7 +231,7 @@ def test_a_crash_after_a_crash(media):
         recovery = Media.__new__(Media)
         recovery.names, recovery.uris = media.names, media.uris
         recovery.replicas = media.replicas
-        recovery.run(lambda volume: write(volume, "third", {b"x": bytes(5000)}))
+        recovery.run(lambda volume: write_dataset(volume, "third", {b"x": bytes(5000)}))
         after = recovery.contents()
         states = States(media, before, after, older=old)
         for second in range(len(recovery.log.events) + 1):
@@ -265,7 +250,7 @@ def test_a_failing_device_leaves_the_volume_as_it_was(media, stop):
 
     with Volume(LocalConnection(split_uris(media.uris), OpenOptions(opener=opener))) as volume:
         try:
-            write(volume, "second", SECOND)
+            write_dataset(volume, "second", SECOND)
             failed = False
         except dlfs.DeviceError:
             failed = True
@@ -288,7 +273,7 @@ def remove_and_import(uris, kills):
 
     volume = Volume(LocalConnection(tuple(uris), OpenOptions(opener=opener)))
     volume.remove("first")
-    write(volume, "second", KILLED_MODEL)
+    write_dataset(volume, "second", KILLED_MODEL)
     volume.close()
 
 
@@ -299,10 +284,9 @@ KILLED_MODEL = {f"s/{i}".encode(): bytes([i]) * (i * 211) for i in range(20)}
 def test_a_process_killed_at_any_write(tmp_path):
     """Send SIGKILL at write k of a removal and an import, for every k until the process ends."""
     paths = [tmp_path / "a", tmp_path / "b"]
-    uris = [str(path) for path in paths]
-    dlfs.format_volume(uris, size_bytes=MEMBER_BYTES, chunk_bytes=4 * KIB)
+    uris = new_volume([str(path) for path in paths], size_bytes=MEMBER_BYTES, chunk_bytes=4 * KIB)
     with dlfs.open(uris) as volume:
-        write(volume, "first", FIRST)
+        write_dataset(volume, "first", FIRST)
     states = [{("first", 1): FIRST}, {}, {("second", 1): KILLED_MODEL}]
     before = [path.read_bytes() for path in paths]
     seen = []
@@ -311,12 +295,12 @@ def test_a_process_killed_at_any_write(tmp_path):
             path.write_bytes(content)
         code = run_forked(remove_and_import, uris, kills)
         with dlfs.open(uris) as volume:
-            got = read_all(volume)
+            got = read_datasets(volume)
             assert got in states
             seen.append(states.index(got))
             assert [f for f in volume.verify() if f.kind != "superblock"] == []
-            write(volume, "after", SECOND)
-            assert read_all(volume) == {**got, ("after", 1): SECOND}
+            write_dataset(volume, "after", SECOND)
+            assert read_datasets(volume) == {**got, ("after", 1): SECOND}
             assert list(volume.verify()) == []
         if code == 0:
             break

@@ -22,6 +22,7 @@ from dlfs.format.geometry import DataSpace, superblock_offsets
 from dlfs.store.chunk_reader import read_blocks
 from dlfs.store.members import close_devices, open_devices
 from dlfs.store.transaction import load_generation
+from tests.support.volumes import write_dataset
 
 MEMBER_BYTES = 1 * MIB + 160 * KIB
 BLOCK_BYTES = 512
@@ -43,9 +44,7 @@ class Media:
         dlfs.format_volume(self.uri, chunk_bytes=4 * KIB, block_bytes=BLOCK_BYTES)
         with dlfs.open(self.uri) as volume:
             for version in range(2):  # so that both superblock slots are in use
-                with volume.writer("the data") as writer:
-                    for path, data in SAMPLES.items():
-                        writer.add(path, data)
+                write_dataset(volume, "the data", SAMPLES)
                 if not version:
                     volume.remove("the data")
         self.devices = open_devices([self.uri], writable=True)

@@ -32,6 +32,7 @@ from tests.fault.nvme_world import (
 )
 from tests.support.datasets import random_samples
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
+from tests.support.volumes import new_volume, write_dataset
 
 RESTARTS = int(os.environ.get("DLFS_RESTARTS", "30"))
 RESTARTS_PER_SEED = 5
@@ -91,11 +92,8 @@ def volume_target(samples: dict[bytes, bytes]) -> Iterator[ScriptedTarget]:
     """Make a target with a volume, and write the samples to the volume through the target."""
     subsystem = Subsystem(DEFAULT_NQN, [Namespace(24 * MIB, block_bytes=4096)])
     with ScriptedTarget([subsystem]) as target:
-        uri = target.uri(**OPTIONS)
-        dlfs.format_volume(uri, chunk_bytes=64 * KIB)
-        with dlfs.open(uri) as volume, volume.writer("data") as writer:
-            for path, data in samples.items():
-                writer.add(path, data)
+        uri = new_volume(target.uri(**OPTIONS), chunk_bytes=64 * KIB)
+        write_dataset(uri, "data", samples)
         while target.connections:
             pass  # the target has not seen yet that they ended
         yield target

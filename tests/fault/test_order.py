@@ -13,6 +13,7 @@ import dlfs
 from dlfs._native import abi
 from dlfs._native.checksums import crc32c, crc32c_blocks
 from tests.golden.c_reader import Failed, mounted, opened
+from tests.support.volumes import new_volume, write_dataset
 
 BLOCK = 4096
 COUNT = 20
@@ -34,11 +35,8 @@ def seal(segment: bytearray) -> None:
 def image(tmp_path: Path) -> str:
     """Return a volume whose storage order has rank 4 twice and omits rank 5."""
     path = tmp_path / "volume.img"
-    uri = str(path)
-    dlfs.format_volume(uri, size_bytes=8 << 20, chunk_bytes=64 << 10)
-    with dlfs.open(uri) as volume, volume.writer("data") as writer:
-        for number, data in enumerate(SAMPLES):
-            writer.add(f"{number:02d}", data)
+    uri = new_volume(str(path), size_bytes=8 << 20, chunk_bytes=64 << 10)
+    write_dataset(uri, "data", {f"{number:02d}": data for number, data in enumerate(SAMPLES)})
     content = bytearray(path.read_bytes())
     start = content.index(b"DLFSDIR1")
     (entries_bytes,) = struct.unpack_from("<Q", content, start + 64)

@@ -50,6 +50,7 @@ from tests.spdk.target import Namespace as SpdkNamespace
 from tests.spdk.target import SpdkTarget
 from tests.support.descriptors import open_names
 from tests.support.nvme import AnaState, Namespace, ScriptedTarget, Settings, Subsystem
+from tests.support.volumes import write_dataset
 from tests.support.waiting import wait_for
 
 ROUNDS = int(os.environ.get("DLFS_RECOMPOSING_ROUNDS", "2"))
@@ -338,9 +339,7 @@ def write_sets(uri: str, label: str, numbers: Sequence[int]) -> None:
     dlfs.format_volume(uri, label=label, chunk_bytes=16 * KIB)
     with dlfs.open(uri) as volume:
         for number in numbers:
-            with volume.writer(name_of(number)) as writer:
-                for path, data in samples_of(number).items():
-                    writer.add(path, data)
+            write_dataset(volume, name_of(number), samples_of(number))
 
 
 class Servers:

@@ -14,6 +14,7 @@ import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.block import MemoryDevice, open_device
 from tests.support.devices import RecordingDevice, WriteLog
+from tests.support.volumes import read_dataset, write_dataset
 
 MEMBER_BYTES = 1 * MIB + 256 * KIB
 LOST = 1
@@ -25,8 +26,7 @@ SAMPLES[b"large"] = random.Random(1).randbytes(9000)
 
 
 def read_all(uris):
-    with dlfs.open(uris) as volume, volume["data"] as dataset:
-        return dict(zip(dataset.paths(), dataset[:].to_list(), strict=True))
+    return read_dataset(uris, "data")
 
 
 class Lab:
@@ -36,9 +36,7 @@ class Lab:
         self.names = [f"repair-{uuid.uuid4().hex}" for _ in range(4)]
         *uris, self.new = [f"mem:{name}?size={MEMBER_BYTES}" for name in self.names]
         dlfs.format_volume(uris, chunk_bytes=4 * KIB, block_bytes=512, replicas=2)
-        with dlfs.open(uris) as volume, volume.writer("data") as writer:
-            for path, data in SAMPLES.items():
-                writer.add(path, data)
+        write_dataset(uris, "data", SAMPLES)
         self.left = uris[:LOST] + uris[LOST + 1 :]
         self.whole = [*uris[:LOST], self.new, *uris[LOST + 1 :]]
         self.log = WriteLog()

@@ -19,8 +19,8 @@ from dlfs.connection.connection import LocalConnection, OpenOptions
 from dlfs.errors import FormatError, UsageError
 from dlfs.store.members import split_uris
 from dlfs.volume.volume import Volume
-from tests.fault.test_crash import read_all, write
 from tests.support.devices import RecordingDevice, WriteLog
+from tests.support.volumes import read_datasets, write_dataset
 
 MEMBER_BYTES = 1 * MIB + 256 * KIB
 SEED = 20261123
@@ -40,10 +40,8 @@ class Media:
         self.old, self.new = self.uris[:replicas], self.uris[replicas:]
         dlfs.format_volume(self.old, chunk_bytes=4 * KIB, block_bytes=512, replicas=replicas)
         with dlfs.open(self.old) as volume:
-            write(volume, "first", SAMPLES)
-            with volume.append("first") as writer:
-                for path, data in MORE.items():
-                    writer.add(path, data)
+            write_dataset(volume, "first", SAMPLES)
+            write_dataset(volume, "first", MORE, append=True)
         self.log = WriteLog()
 
     def run(self, uris, change):
@@ -91,7 +89,7 @@ def media(request):
 def contents(uris):
     with dlfs.open(uris) as volume:
         assert [f for f in volume.verify() if f.kind != "superblock"] == []
-        return read_all(volume)
+        return read_datasets(volume)
 
 
 def test_a_crash_while_a_volume_is_grown(media):
@@ -103,7 +101,7 @@ def test_a_crash_while_a_volume_is_grown(media):
         with dlfs.open(media.old) as volume:  # finds new members by the record of their URIs
             before = len(volume.members)
             assert before in (len(media.old), len(media.uris))
-            assert read_all(volume) == expected
+            assert read_datasets(volume) == expected
             with (
                 contextlib.suppress(UsageError)
                 if before > len(media.old)
@@ -111,7 +109,7 @@ def test_a_crash_while_a_volume_is_grown(media):
             ):
                 volume.grow(media.new)
             assert len(volume.members) == len(media.uris)
-            assert read_all(volume) == expected
+            assert read_datasets(volume) == expected
             assert [f for f in volume.verify() if f.kind != "superblock"] == []
         grown += before == len(media.uris)
     assert grown > 0
@@ -127,9 +125,9 @@ def test_a_crash_while_a_volume_is_rebalanced(media, monkeypatch):
     for images in media.states():
         media.restore(images)
         with dlfs.open(media.uris) as volume:
-            assert read_all(volume) == expected
+            assert read_datasets(volume) == expected
             moved.add(volume.rebalance().moved_bytes)
-            assert read_all(volume) == expected
+            assert read_datasets(volume) == expected
             assert [f for f in volume.verify() if f.kind != "superblock"] == []
             assert volume.rebalance().moved_bytes == 0
     assert len(moved) > 2, "some crashes leave a part of the work"
@@ -149,12 +147,12 @@ def test_a_crash_while_a_volume_is_shrunk(media):
         except FormatError:  # the superblocks of the removed members are erased
             volume = dlfs.open(media.new)
         with volume:
-            assert read_all(volume) == expected
+            assert read_datasets(volume) == expected
             assert [f for f in volume.verify() if f.kind != "superblock"] == []
             if len(volume.members) > len(media.new):
                 volume.shrink([media.old[0]])
             else:
                 finished += 1
             assert volume.uri == ",".join(media.new)
-            assert read_all(volume) == expected
+            assert read_datasets(volume) == expected
     assert finished > 0

@@ -35,6 +35,7 @@ from tests.support.nvme.command import Event
 from tests.support.nvme.faults import Complete, Cut
 from tests.support.nvme.reservation import ReservationType
 from tests.support.nvme.script import Fault, FaultScript
+from tests.support.volumes import new_volume, read_datasets, write_dataset
 from tests.support.writers import format_times, locked_writer
 
 MEMBER_BYTES = 2 * MIB
@@ -241,25 +242,14 @@ def test_a_lease_that_cannot_be_released_is_left_to_expire(
 # ---- volumes -------------------------------------------------------------------------------------
 
 
-def fill(volume: dlfs.Volume, name: str, samples: dict[bytes, bytes]) -> None:
-    with volume.writer(name) as writer:
-        for path, data in samples.items():
-            writer.add(path, data)
-
-
 def contents(uri: str) -> dict[tuple[str, int], dict[bytes, bytes]]:
     """Verify the volume and return all samples.
 
     Superblock copies may lag until the next writer brings them up to date.
     """
-    found = {}
     with dlfs.open(uri) as volume:
         assert [finding for finding in volume.verify() if finding.kind != "superblock"] == []
-        for info in volume.datasets():
-            with volume.dataset(info.name, info.version) as dataset:
-                samples = dict(zip(dataset.paths(), dataset[:].to_list(), strict=True))
-                found[info.name, info.version] = samples
-    return found
+        return read_datasets(volume)
 
 
 FIRST = {f"a/{i}".encode(): bytes([i + 1]) * (700 + 90 * i) for i in range(8)}
@@ -272,10 +262,9 @@ NEW = {("first", 1): FIRST, ("second", 1): SECOND}
 def volume_with_first() -> bytes:
     """Return the media of a member whose volume holds ``FIRST``."""
     name = uuid.uuid4().hex
-    uri = f"mem:{name}?size={MEMBER_BYTES}"
-    dlfs.format_volume(uri, chunk_bytes=4 * KIB)
+    uri = new_volume(f"mem:{name}?size={MEMBER_BYTES}", chunk_bytes=4 * KIB)
     with dlfs.open(uri) as volume:
-        fill(volume, "first", FIRST)
+        write_dataset(volume, "first", FIRST)
     with open_device(uri) as device:
         content = device.read(0, MEMBER_BYTES)
     MemoryDevice.forget(name)
@@ -284,8 +273,7 @@ def volume_with_first() -> bytes:
 
 @pytest.mark.usefixtures("quick")
 def test_format_is_refused_while_another_writes(target: ScriptedTarget) -> None:
-    uri = target.uri()
-    dlfs.format_volume(uri, chunk_bytes=4 * KIB)
+    uri = new_volume(target.uri(), chunk_bytes=4 * KIB)
     assert record_of(target.namespace) == bytes(RECORD_BYTES)
     with dlfs.open(uri) as volume:
         writer = volume.writer("first")
@@ -311,14 +299,14 @@ def test_a_flush_that_fails_leaves_one_generation_or_the_other(
         script = FaultScript([Fault(Event.FLUSH, Complete(status=0x280), nth=nth)], seed=nth)
         target.play(script)
         with pytest.raises(DeviceError):
-            fill(volume, "second", SECOND)
+            write_dataset(volume, "second", SECOND)
         target.play(None)
         assert script.played == 1
     assert contents(uri) in (OLD, NEW)
     assert (record_of(target.namespace) == bytes(RECORD_BYTES)) == (nth > 1)  # 1: the claim's flush
     forget_writer(target.namespace)
     with dlfs.open(uri) as volume:
-        fill(volume, "third", SECOND)
+        write_dataset(volume, "third", SECOND)
     assert contents(uri)["third", 1] == SECOND
 
 
@@ -338,7 +326,7 @@ def test_connections_lost_in_a_commit_are_reestablished(
         script = FaultScript(faults, seed=SEED)
         target.play(script)
         try:
-            fill(volume, "second", SECOND)
+            write_dataset(volume, "second", SECOND)
         except DeviceError:  # a flush does not cover writes through a controller that is lost
             expected = [OLD, NEW]
         else:
@@ -369,7 +357,7 @@ def test_a_target_that_loses_its_cache_between_write_and_flush(
         script = PowerCut([Fault(Event.FLUSH, Cut(0, reset=True), nth=step)])
         target.play(script)
         try:
-            fill(volume, "second", SECOND)
+            write_dataset(volume, "second", SECOND)
         except DeviceError:
             expected = [OLD, NEW]
         else:
@@ -378,7 +366,7 @@ def test_a_target_that_loses_its_cache_between_write_and_flush(
     assert contents(uri) in expected
     forget_writer(namespace)
     with dlfs.open(uri) as volume:
-        fill(volume, "third", SECOND)
+        write_dataset(volume, "third", SECOND)
     assert contents(uri)["third", 1] == SECOND
 
 
@@ -396,7 +384,7 @@ def test_one_member_lost_in_a_commit_leaves_one_generation_or_the_other(event: E
             nth = chance.randrange(2, 8)
             second.play(FaultScript([Fault(event, Cut(0, reset=True), nth=nth, times=None)]))
             with dlfs.open(uri) as volume, pytest.raises(DeviceError):
-                fill(volume, f"lost{i}", SECOND)
+                write_dataset(volume, f"lost{i}", SECOND)
             second.play(None)
             with_new = {**expected, (f"lost{i}", 1): SECOND}
             expected = contents(uri)
@@ -404,7 +392,7 @@ def test_one_member_lost_in_a_commit_leaves_one_generation_or_the_other(event: E
             for target in (first, second):
                 forget_writer(target.namespace)
             with dlfs.open(uri) as volume:
-                fill(volume, f"kept{i}", FIRST)
+                write_dataset(volume, f"kept{i}", FIRST)
             expected[f"kept{i}", 1] = FIRST
             assert contents(uri) == expected
 
@@ -461,8 +449,7 @@ def test_an_import_logs_that_it_waits_for_a_dead_writer(
     target: ScriptedTarget, tmp_path: Path
 ) -> None:
     (tmp_path / "a").write_bytes(b"1")
-    uri = target.uri(**SHORT)
-    dlfs.format_volume(uri, chunk_bytes=4 * KIB)
+    uri = new_volume(target.uri(**SHORT), chunk_bytes=4 * KIB)
     with locked_writer(uri, MORTAL) as writer:
         writer.kill()
     with run_import(uri, tmp_path, "next", MORTAL) as command:
@@ -495,7 +482,7 @@ def test_an_import_killed_at_any_write_is_complete_or_absent(
 
     DeadlyNamespace.seen = 0
     with dlfs.open(uri) as volume:
-        fill(volume, "whole", samples)
+        write_dataset(volume, "whole", samples)
     total = DeadlyNamespace.seen
     expected: dict[tuple[str, int], dict[bytes, bytes]] = {("whole", 1): samples}
     assert contents(uri) == expected
@@ -509,6 +496,6 @@ def test_an_import_killed_at_any_write_is_complete_or_absent(
         assert status in (0, -signal.SIGKILL)
         expected = found
     with dlfs.open(uri) as volume:
-        fill(volume, "last", samples)
+        write_dataset(volume, "last", samples)
         assert list(volume.verify()) == []
     assert contents(uri) == {**expected, ("last", 1): samples}

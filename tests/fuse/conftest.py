@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import dlfs
 from dlfs._native.fuse import is_built
 from dlfs.base.units import MIB
 from dlfs.mount.supervise import background
@@ -27,6 +26,7 @@ from tests.fuse.mounting import (
     sample_tree,
     served_by,
 )
+from tests.support.volumes import new_volume
 
 
 @pytest.fixture(scope="session")
@@ -61,8 +61,7 @@ def plain_volume(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     folder = tmp_path_factory.mktemp("plain")
     source = folder / "source"
     files = sample_tree(source)
-    volume = folder / "volume.img"
-    dlfs.format_volume(str(volume), size_bytes=32 * MIB)
+    volume = new_volume(folder / "volume.img", size_bytes=32 * MIB)
     for directory in EMPTY_DIRECTORIES:
         (source / directory).mkdir(parents=True)
     add_dataset(volume, "train", files, EMPTY_DIRECTORIES)
@@ -83,8 +82,7 @@ def world(
 @pytest.fixture
 def own_volume(tmp_path: Path) -> Path:
     """A small volume with one dataset `train`, for tests that change it."""
-    volume = tmp_path / "own.img"
-    dlfs.format_volume(str(volume), size_bytes=16 * MIB)
+    volume = new_volume(tmp_path / "own.img", size_bytes=16 * MIB)
     add_dataset(volume, "train", {b"a": b"first" * 100, b"b/c": b"second" * 100})
     return volume
 

@@ -18,6 +18,7 @@ from dlfs.mount.mountpoint import find_mount
 from tests.fault.silent_world import hang
 from tests.fuse.mounting import errno_of, mounted, run_cli, served_by, wait_for_exit
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
+from tests.support.volumes import write_dataset
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.fuse
@@ -37,9 +38,7 @@ def test_cat_ends_and_so_does_the_mount(server: str, tmp_path: Path, end: str) -
     subsystem = Subsystem(DEFAULT_NQN, [Namespace(24 * MIB, block_bytes=4096)])
     with ScriptedTarget([subsystem]) as target:
         dlfs.format_volume(target.uri(), chunk_bytes=16 * KIB)
-        with dlfs.open(target.uri()) as volume, volume.writer("train") as writer:
-            for path, data in FILES.items():
-                writer.add(path, data)
+        write_dataset(target.uri(), "train", FILES)
         uri = target.uri(timeout_ms=300, reconnect_ms=300)
         with mounted(uri, tmp_path / "mnt", tmp_path / "log", **served_by(server)) as mount:
             assert (mount / "train/000").read_bytes() == FILES[b"000"]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import dlfs
 from dlfs.base.units import KIB, MIB
 from tests.fuse.mounting import Mount, mounted, served_by
+from tests.support.volumes import new_volume, write_dataset
 
 pytestmark = pytest.mark.fuse
 
@@ -34,11 +34,8 @@ def content(path: str) -> bytes:
 @pytest.fixture(scope="module")
 def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A volume with a dataset that is larger than the memory of its mounts."""
-    volume = tmp_path_factory.mktemp("memory") / "volume.img"
-    dlfs.format_volume(str(volume), size_bytes=128 * MIB)
-    with dlfs.open(str(volume)) as opened, opened.writer("train") as writer:
-        for path in SMALL | LARGE:
-            writer.add(path, content(path))
+    volume = new_volume(tmp_path_factory.mktemp("memory") / "volume.img", size_bytes=128 * MIB)
+    write_dataset(volume, "train", {path: content(path) for path in SMALL | LARGE})
     return volume
 
 

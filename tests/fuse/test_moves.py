@@ -14,6 +14,7 @@ from dlfs.base.units import KIB, MIB
 from tests.fuse.mounting import mounted, served_by
 from tests.support.descriptors import open_names
 from tests.support.nvme import ScriptedTarget
+from tests.support.volumes import write_dataset
 from tests.support.waiting import wait_for
 from tests.unit.store.test_following import overwrite, reuse_chunks
 
@@ -29,9 +30,7 @@ def test_rule_35_files_of_a_dataset_that_is_moved(tmp_path: Path, server: str) -
     dlfs.format_volume(old, size_bytes=6 * MIB, chunk_bytes=16 * KIB)
     samples = {f"{i:03}": random.Random(i).randbytes(9000) for i in range(60)}
     samples["large"] = random.Random(99).randbytes(2 * MIB + 5)
-    with dlfs.open(old) as volume, volume.writer("d") as writer:
-        for path, data in samples.items():
-            writer.add(path, data)
+    write_dataset(old, "d", samples)
     with mounted(old, tmp_path / "mnt", tmp_path / "log", **served_by(server)) as mount:
         wrong: list[str] = []
         moved = threading.Event()

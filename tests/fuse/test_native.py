@@ -32,6 +32,7 @@ from tests.fuse.mounting import (
 )
 from tests.fuse.test_semantics import damage
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
+from tests.support.volumes import write_dataset
 from tests.support.waiting import wait_for
 
 pytestmark = [
@@ -114,9 +115,7 @@ def test_a_device_that_hangs_holds_no_mount(server: str, tmp_path: Path) -> None
     subsystem = Subsystem(DEFAULT_NQN, [Namespace(24 * MIB, block_bytes=4096)])
     with ScriptedTarget([subsystem]) as target:
         dlfs.format_volume(target.uri(), chunk_bytes=4 * KIB)
-        with dlfs.open(target.uri()) as volume, volume.writer("train") as writer:
-            for path, data in files.items():
-                writer.add(path, data)
+        write_dataset(target.uri(), "train", files)
         limit_ms = 2000 * SECONDS_MAX  # longer than any wait of this test
         uri = target.uri(timeout_ms=limit_ms, reconnect_ms=limit_ms)
         with (

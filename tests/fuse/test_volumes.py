@@ -35,6 +35,7 @@ from tests.fuse.mounting import (
 )
 from tests.service.serving import Service
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
+from tests.support.volumes import write_dataset
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.fuse
@@ -179,9 +180,7 @@ def test_rule_42_a_volume_that_hangs_delays_no_other(
     subsystem = Subsystem(DEFAULT_NQN, [Namespace(24 * MIB, block_bytes=4096)])
     with ScriptedTarget([subsystem]) as target:
         dlfs.format_volume(target.uri(), chunk_bytes=4 * KIB, label="far")
-        with dlfs.open(target.uri()) as volume, volume.writer("train") as writer:
-            for path, data in DOGS.items():
-                writer.add(path, data)
+        write_dataset(target.uri(), "train", DOGS)
         limit_ms = 2000 * SECONDS_MAX  # longer than any wait of this test
         uri = target.uri(timeout_ms=limit_ms, reconnect_ms=limit_ms)
         options = served_by(server)

@@ -29,17 +29,15 @@ from tests.golden import c_reader
 from tests.native.test_native import ROOT, compile_target, configure
 from tests.support.datasets import random_samples
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
+from tests.support.volumes import new_volume, write_dataset
 
 COUNT = 500
 EXAMPLE = ROOT / "native/examples/epoch.c"
 
 
 def write_volume(members: Sequence[Path], **layout: int) -> None:
-    uris = [str(path) for path in members]
-    dlfs.format_volume(uris, size_bytes=8 * MIB, **layout)
-    with dlfs.open(uris) as volume, volume.writer("numbers") as writer:
-        for name, data in random_samples(COUNT).items():
-            writer.add(name, data)
+    uris = new_volume([str(path) for path in members], size_bytes=8 * MIB, **layout)
+    write_dataset(uris, "numbers", random_samples(COUNT))
 
 
 @pytest.fixture(scope="module")

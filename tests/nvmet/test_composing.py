@@ -14,6 +14,7 @@ from dlfs.base.units import MIB
 from dlfs.errors import ExistsError
 from dlfs.fabric.composing import ComposingTarget, NamespaceRequest, open_target
 from tests.nvmet.guest import Guest, free_port
+from tests.support.volumes import new_volume, write_dataset
 
 HOST = "nqn.2024-01.org.example:trainer"
 SAMPLES = {f"{number:02}": bytes([number]) * (1000 + 700 * number) for number in range(40)}
@@ -72,11 +73,8 @@ def test_a_volume_over_composed_namespaces(node: tuple[ComposingTarget, int]) ->
     with pytest.raises(ExistsError, match="resize"):
         target.create(request("a", size_bytes=MIB))
 
-    uris = [f"{each.uri}&hostnqn={HOST}" for each in made]
-    dlfs.format_volume(uris, label="pool")
-    with dlfs.open(uris) as volume, volume.writer("samples") as writer:
-        for name, data in SAMPLES.items():
-            writer.add(name, data)
+    uris = new_volume([f"{each.uri}&hostnqn={HOST}" for each in made], label="pool")
+    write_dataset(uris, "samples", SAMPLES)
     with dlfs.open(uris) as volume:
         dataset = volume["samples"]
         assert [dataset[i] for i in range(len(dataset))] == list(SAMPLES.values())

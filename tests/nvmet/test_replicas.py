@@ -14,6 +14,7 @@ from tests.fuse.mounting import run_cli
 from tests.nvmet.conftest import TwoTargets
 from tests.nvmet.target import KernelTarget
 from tests.nvmet.volumes import COPIES, LARGE, MEMORY_BYTES, add_large, assert_whole, read_epoch
+from tests.support.volumes import new_volume
 
 pytestmark = pytest.mark.qemu
 
@@ -30,9 +31,7 @@ def uri_of(targets: TwoTargets, times: dict[str, int] = TIMES) -> str:
 
 @pytest.fixture(scope="module")
 def uri(two_targets: TwoTargets) -> str:
-    made = uri_of(two_targets, PATIENT)
-    dlfs.format_volume(made, replicas=2)
-    with dlfs.open(made) as volume:
+    with dlfs.open(new_volume(uri_of(two_targets, PATIENT), replicas=2)) as volume:
         add_large(volume)
     return uri_of(two_targets)
 

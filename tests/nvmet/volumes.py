@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import dlfs
 from dlfs.base.units import MIB
 from tests.support.datasets import random_samples
+from tests.support.volumes import write_dataset
 
 MEMBERS = ("nqn.2024-01.org.dlfs.test:member0", "nqn.2024-01.org.dlfs.test:member1")
 """Members of a volume without replicas; blocks of 512 and of 4096 bytes."""
@@ -20,9 +21,7 @@ MEMORY_BYTES = 2 * MIB
 
 def add_large(volume: dlfs.Volume, name: str = "large") -> None:
     """Write ``LARGE`` as a dataset."""
-    with volume.writer(name, seed=6) as writer:
-        for path, data in LARGE.items():
-            writer.add(path, data)
+    write_dataset(volume, name, LARGE, seed=6)
 
 
 def read_epoch(dataset: dlfs.Dataset, seed: int) -> Iterator[dict[bytes, bytes]]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.block import MemoryDevice
+from tests.support.volumes import read_datasets
 
 CHUNK = 4 * KIB
 STEPS = st.lists(
@@ -85,12 +86,7 @@ class Changes:
 
     def check(self) -> None:
         """Compare the volume with the model."""
-        found: Model = {}
-        for info in self.volume.datasets():
-            with self.volume.dataset(info.name, info.version) as dataset:
-                samples = dict(zip(dataset.paths(), dataset[:].to_list(), strict=True))
-                found[info.name, info.version] = samples
-        assert found == self.model
+        assert read_datasets(self.volume) == self.model
         assert list(self.volume.verify()) == []
 
 

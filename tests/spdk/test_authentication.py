@@ -16,6 +16,7 @@ from dlfs.errors import AuthenticationError
 from dlfs.fabric.keys import generate_key, write_key
 from tests.spdk.target import Namespace, SpdkTarget, lacks_target
 from tests.support.datasets import random_samples
+from tests.support.volumes import write_dataset
 
 pytestmark = [
     pytest.mark.spdk,
@@ -113,9 +114,7 @@ def test_keys_are_rotated_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     samples = random_samples(1000, seed=8, low=4000, high=40_000)
     with keyed(tmp_path) as found:
         dlfs.format_volume([found.uri()])
-        with dlfs.open(found.uri()) as volume, volume.writer("keys", seed=1) as writer:
-            for path, data in samples.items():
-                writer.add(path, data)
+        write_dataset(found.uri(), "keys", samples, seed=1)
         rotations = 0
         seen: dict[bytes, bytes] = {}
         uri = found.uri(reconnect_ms=60_000)

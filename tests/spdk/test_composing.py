@@ -19,6 +19,7 @@ from dlfs.fabric.discovery import DISCOVERY_NQN, discover
 from dlfs.fabric.keys import KeyKind, generate_key, write_key
 from tests.nvmet.guest import free_port
 from tests.spdk.target import SpdkTarget
+from tests.support.volumes import new_volume, write_dataset
 
 HOST = "nqn.2024-01.org.example:trainer"
 OTHER_HOST = "nqn.2024-01.org.example:other"
@@ -69,11 +70,8 @@ def test_a_volume_over_composed_namespaces(target: ComposingTarget) -> None:
     assert target.create(request(port)) == made[0]
     with pytest.raises(ExistsError, match="a exists with 16777216 bytes, not 33554432; resize"):
         target.create(request(port, size_bytes=32 * MIB))
-    uris = [f"{each.uri}&hostnqn={HOST}" for each in made]
-    dlfs.format_volume(uris, label="pool")
-    with dlfs.open(uris) as volume, volume.writer("samples") as writer:
-        for name, data in SAMPLES.items():
-            writer.add(name, data)
+    uris = new_volume([f"{each.uri}&hostnqn={HOST}" for each in made], label="pool")
+    write_dataset(uris, "samples", SAMPLES)
     with dlfs.open(uris) as volume:
         dataset = volume["samples"]
         assert target.resize("a", 32 * MIB).size_bytes == 32 * MIB

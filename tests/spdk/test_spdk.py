@@ -28,6 +28,7 @@ from dlfs.errors import (
     UsageError,
 )
 from tests.spdk.target import Namespace, SpdkTarget
+from tests.support.volumes import write_dataset
 from tests.support.waiting import retried
 
 pytestmark = pytest.mark.spdk
@@ -296,9 +297,7 @@ def test_a_flush_reports_a_lost_cache(tmp_path: Path) -> None:
 
 def make_volume(uri: str) -> None:
     dlfs.format_volume([uri], chunk_bytes=64 * KIB)
-    with dlfs.open(uri) as volume, volume.writer("ds") as writer:
-        for path, data in SAMPLES.items():
-            writer.add(path, data)
+    write_dataset(uri, "ds", SAMPLES)
 
 
 def read_epoch(dataset: dlfs.Dataset, seed: int) -> list[bytes]:

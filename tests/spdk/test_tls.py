@@ -21,6 +21,7 @@ from dlfs.fabric.discovery import DISCOVERY_NQN, discover
 from tests.nvmet.guest import free_port
 from tests.spdk.target import Namespace, SpdkTarget
 from tests.support.nvme.tls import key_text
+from tests.support.volumes import write_dataset
 
 pytestmark = pytest.mark.spdk
 
@@ -88,9 +89,7 @@ def test_epochs_with_both_suites(
     with exported(spdk_target, keys, key_text(key, hash_number)) as port:
         uri = uri_of(port)
         dlfs.format_volume([uri])
-        with dlfs.open(uri) as volume, volume.writer("ds") as writer:
-            for path, data in SAMPLES.items():
-                writer.add(path, data)
+        write_dataset(uri, "ds", SAMPLES)
         with dlfs.open(uri) as volume, volume.dataset("ds") as dataset:
             for seed in range(3):
                 found: dict[int, bytes] = {}

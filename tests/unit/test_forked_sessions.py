@@ -14,6 +14,7 @@ import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.errors import ClosedError
 from tests.support.forked import run_forked
+from tests.support.volumes import new_volume, write_dataset
 
 # Python 3.12 warns of any fork of a process with threads; here such a fork is under test.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -21,12 +22,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:Deprecati
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Iterator[dlfs.Volume]:
-    path = str(tmp_path / "volume")
-    dlfs.format_volume(path, size_bytes=8 * MIB, chunk_bytes=16 * KIB)
+    path = new_volume(str(tmp_path / "volume"), size_bytes=8 * MIB, chunk_bytes=16 * KIB)
     with dlfs.open(path) as opened:
-        with opened.writer("d") as writer:
-            for number in range(10):
-                writer.add(str(number), bytes([number]) * 100)
+        write_dataset(opened, "d", {str(number): bytes([number]) * 100 for number in range(10)})
         yield opened
 
 

@@ -23,6 +23,7 @@ from dlfs.store.recorded import open_members
 from dlfs.store.transaction import Generation, load_generation
 from dlfs.volume.volume import Volume
 from tests.support.devices import Faults, FaultyDevice
+from tests.support.volumes import write_dataset
 
 MEMBERS = 3
 MEMBER_BYTES = 4 * MIB
@@ -32,9 +33,7 @@ SAMPLES = {
 
 
 def fill(uris: list[str], name: str = "data") -> None:
-    with dlfs.open(uris) as volume, volume.writer(name) as writer:
-        for path, data in SAMPLES.items():
-            writer.add(path, data)
+    write_dataset(uris, name, SAMPLES)
 
 
 def read_all(volume: Volume) -> dict[bytes, bytes]:

@@ -8,16 +8,13 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from tests.support.volumes import new_volume, write_dataset
 
 
 @pytest.fixture
 def volume(tmp_path: Path):
-    path = str(tmp_path / "v.img")
-    dlfs.format_volume(path, size_bytes=16 << 20, label="images")
-    with dlfs.open(path) as opened:
-        with opened.writer("digits") as writer:
-            for number in range(10):
-                writer.add(f"{number}", b"x" * 1024)
+    with dlfs.open(new_volume(tmp_path / "v.img", size_bytes=16 << 20, label="images")) as opened:
+        write_dataset(opened, "digits", {f"{number}": b"x" * 1024 for number in range(10)})
         yield opened
 
 

@@ -16,17 +16,15 @@ import dlfs
 from dlfs.base.units import MIB
 from tests.support.datasets import random_samples
 from tests.support.descriptors import open_names
+from tests.support.volumes import new_volume, write_dataset
 
 COUNT = 400
 
 
 @pytest.fixture(scope="module")
 def volume_path(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("workers") / "volume.img"
-    dlfs.format_volume(str(path), size_bytes=16 * MIB)
-    with dlfs.open(str(path)) as volume, volume.writer("numbers") as writer:
-        for name, data in random_samples(COUNT).items():
-            writer.add(name, data)
+    path = new_volume(tmp_path_factory.mktemp("workers") / "volume.img", size_bytes=16 * MIB)
+    write_dataset(path, "numbers", random_samples(COUNT))
     return path
 
 

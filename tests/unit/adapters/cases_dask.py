@@ -10,6 +10,7 @@ import dlfs
 from dlfs.adapters.dask import bag, dataframe
 from dlfs.errors import UsageError
 from tests.support.documents import run_framework
+from tests.support.volumes import new_volume
 from tests.unit.adapters.conftest import COUNT
 from tests.unit.adapters.test_arrow import scenes, scenes_path  # noqa: F401  fixtures
 from tests.unit.adapters.test_grain import checksum
@@ -59,9 +60,7 @@ def test_a_dataframe_of_attributes_reads_no_sample(scenes):  # noqa: F811
 
 
 def test_a_dataset_without_samples(tmp_path):
-    path = str(tmp_path / "volume.img")
-    dlfs.format_volume(path, size_bytes=16 << 20)
-    with dlfs.open(path) as volume:
+    with dlfs.open(new_volume(tmp_path / "volume.img", size_bytes=16 << 20)) as volume:
         with volume.writer("none"):
             pass
         with volume["none"] as none, dask.config.set(scheduler="sync"):

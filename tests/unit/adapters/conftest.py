@@ -10,6 +10,7 @@ import pytest
 import dlfs
 from dlfs.base.units import MIB
 from tests.support.datasets import random_samples
+from tests.support.volumes import write_dataset
 
 COUNT = 300
 
@@ -23,9 +24,7 @@ def make_volume(tmp_path_factory) -> Callable[..., Path]:
         dlfs.format_volume(str(path), size_bytes=32 * MIB)
         with dlfs.open(str(path)) as volume:
             for name, samples in datasets.items():
-                with volume.writer(name) as writer:
-                    for sample, data in samples.items():
-                        writer.add(sample, data)
+                write_dataset(volume, name, samples)
         return path
 
     return make

@@ -13,6 +13,7 @@ from dlfs.adapters.arrow import Part, TableFormat, divide, tables
 from dlfs.base.units import MIB
 from dlfs.epoch.options import EpochOptions
 from dlfs.errors import UsageError
+from tests.support.volumes import new_volume
 from tests.unit.adapters.conftest import COUNT
 
 FIELDS = {
@@ -32,8 +33,7 @@ def rows_of(found):
 @pytest.fixture(scope="module")
 def scenes_path(tmp_path_factory):
     """A volume with the dataset ``scenes``: fields of every kind, and attributes."""
-    path = tmp_path_factory.mktemp("scenes") / "volume.img"
-    dlfs.format_volume(str(path), size_bytes=32 * MIB)
+    path = new_volume(tmp_path_factory.mktemp("scenes") / "volume.img", size_bytes=32 * MIB)
     with dlfs.open(str(path)) as volume, volume.writer("scenes", fields=FIELDS) as writer:
         for number in range(60):
             writer.add(f"é/{number:03}", scene(number), attributes={"light": number / 4})
@@ -122,9 +122,7 @@ def test_bytes_are_not_copied_and_stay_valid(numbers, ordered):
 
 
 def test_an_attribute_takes_the_place_of_a_column(tmp_path):
-    path = str(tmp_path / "volume.img")
-    dlfs.format_volume(path, size_bytes=16 * MIB)
-    with dlfs.open(path) as volume:
+    with dlfs.open(new_volume(tmp_path / "volume.img", size_bytes=16 * MIB)) as volume:
         with volume.writer("numbers") as writer:
             for number in range(5):
                 writer.add(b"%d" % number, b"x", attributes={"path": f"own {number}", "index": 7})

@@ -16,6 +16,7 @@ from dlfs.errors import NotFoundError, UsageError
 from dlfs.format.attributes import ColumnForm
 from dlfs.ingest.export.targets import export_dataset
 from dlfs.ingest.importer import import_dataset, open_source
+from tests.support.volumes import new_volume
 
 COUNT = 12
 TARGETS = np.arange(4 * COUNT, dtype=np.float32).reshape(COUNT, 4) / 8
@@ -30,9 +31,7 @@ def test_a_vector_with_a_reserved_name_is_none() -> None:
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Any:
-    path = str(tmp_path / "volume.img")
-    dlfs.format_volume(path, size_bytes=32 * MIB)
-    with dlfs.open(path) as opened:
+    with dlfs.open(new_volume(tmp_path / "volume.img", size_bytes=32 * MIB)) as opened:
         with opened.writer("a") as writer:
             for number in range(COUNT):
                 given = {"targets": TARGETS[number], "box": [number, -number], "label": number % 3}

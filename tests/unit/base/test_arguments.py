@@ -14,6 +14,7 @@ import pytest
 import dlfs
 from dlfs.base.arguments import check_choice, check_integer
 from dlfs.errors import UsageError
+from tests.support.volumes import new_volume, write_dataset
 
 WRONG: list[Any] = ["", "chnk", "Global", 0, 1.5, True, b"chunk", [], {}, ("chunk",), np.zeros(2)]
 """No value of any option that takes words."""
@@ -27,12 +28,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    path = tmp_path_factory.mktemp("arguments") / "volume.img"
-    dlfs.format_volume(str(path), size_bytes=16 << 20)
+    path = new_volume(tmp_path_factory.mktemp("arguments") / "volume.img", size_bytes=16 << 20)
     with dlfs.open(str(path)) as volume:
-        with volume.writer("small") as writer:
-            for number in range(10):
-                writer.add(f"{number}", b"x" * number)
+        write_dataset(volume, "small", {f"{number}": b"x" * number for number in range(10)})
         with volume["small"] as found:
             yield found
 
@@ -85,8 +83,7 @@ def test_open_refuses_other_engines(uri, value):
 
 @pytest.mark.parametrize("value", WRONG, ids=repr)
 def test_a_writer_refuses_other_layouts(tmp_path, value):
-    path = str(tmp_path / "volume.img")
-    dlfs.format_volume(path, size_bytes=16 << 20)
+    path = new_volume(str(tmp_path / "volume.img"), size_bytes=16 << 20)
     with dlfs.open(path) as volume, pytest.raises(UsageError, match=r"layout 'path' or 'shuffled'"):
         volume.writer("new", layout=value)
 

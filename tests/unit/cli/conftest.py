@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import dlfs
 from dlfs.cli.commands import app
+from tests.support.volumes import new_volume, write_dataset
 
 SAMPLES = {
     b"a/one.txt": b"one",
@@ -81,9 +81,6 @@ def run() -> Run:
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
     """A volume with dataset ``small``."""
-    path = tmp_path / "volume.img"
-    dlfs.format_volume(str(path), size_bytes=16 << 20, label="tests")
-    with dlfs.open(str(path)) as opened, opened.writer("small") as writer:
-        for name, data in SAMPLES.items():
-            writer.add(name, data)
+    path = new_volume(tmp_path / "volume.img", size_bytes=16 << 20, label="tests")
+    write_dataset(path, "small", SAMPLES)
     return path

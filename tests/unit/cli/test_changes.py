@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import dlfs
-
-
-def add_version(volume, samples, name="small") -> None:
-    with dlfs.open(str(volume)) as opened, opened.writer(name) as writer:
-        for path, data in samples.items():
-            writer.add(path, data)
-
+from tests.support.volumes import write_dataset
 
 # ---- mv ------------------------------------------------------------------------------------------
 
@@ -25,7 +19,7 @@ def test_mv(run, volume) -> None:
 
 
 def test_mv_says_why_it_cannot(run, volume, samples) -> None:
-    add_version(volume, samples, "taken")
+    write_dataset(volume, "taken", samples)
     done = run("mv", volume, "small", "taken")
     assert (done.code, "expected a name that no dataset has" in done.err) == (1, True)
     assert run("mv", volume, "nothing", "else").code == 3
@@ -38,7 +32,7 @@ def test_mv_says_why_it_cannot(run, volume, samples) -> None:
 
 def test_prune(run, volume, samples) -> None:
     for _ in range(3):
-        add_version(volume, samples)
+        write_dataset(volume, "small", samples)
     done = run("prune", volume, "small", "--keep", 2)
     assert (done.code, "expected --yes to remove small@1 (6 samples" in done.err) == (2, True)
     done = run("prune", volume, "small", "--keep", 2, "--yes", "--json")
@@ -53,11 +47,11 @@ def test_prune(run, volume, samples) -> None:
 
 
 def test_prune_removes_what_it_showed_or_nothing(run, volume, samples, monkeypatch) -> None:
-    add_version(volume, samples)
+    write_dataset(volume, "small", samples)
 
     def confirm(question: str, **_: str) -> None:
         assert "small@1 (" in question
-        add_version(volume, samples)
+        write_dataset(volume, "small", samples)
 
     monkeypatch.setattr("dlfs.cli.verbs.remove.confirm", confirm)
     done = run("prune", volume, "small", "--keep", 1)
@@ -69,7 +63,7 @@ def test_prune_removes_what_it_showed_or_nothing(run, volume, samples, monkeypat
 
 
 def test_du(run, volume, samples) -> None:
-    add_version(volume, samples)
+    write_dataset(volume, "small", samples)
     found = run("du", volume, "--json").json
     assert [one["version"] for one in found["versions"]] == [1, 2]
     assert found["sample_bytes"] == 2 * sum(map(len, samples.values()))
@@ -95,7 +89,7 @@ def test_diff(run, volume, samples) -> None:
     assert run("diff", volume, "small", "small@1").code == 0
     others = {**samples, b"top": b"TOP", b"z": b"new"}
     del others[b"a/one.txt"]
-    add_version(volume, others)
+    write_dataset(volume, "small", others)
     done = run("diff", volume, "small@1", "small")
     assert (done.code, done.err) == (1, "")
     fields = dict(line.split("  ", 1) for line in map(str.strip, done.out.decode().splitlines()))

@@ -22,6 +22,7 @@ import pytest
 
 import dlfs
 from tests.service.serving import Service
+from tests.support.volumes import new_volume
 
 NOBODY = 65534
 """A user and a group without any rights."""
@@ -64,12 +65,10 @@ def write(uri: str, name: str, count: int = 3) -> None:
 @pytest.fixture(scope="module")
 def made(folder: Path) -> Path:
     """The folder with volumes and files of all kinds in it."""
-    volume = str(folder / "v.img")
-    dlfs.format_volume(volume, size_bytes=16 << 20, label="images")
+    volume = new_volume(str(folder / "v.img"), size_bytes=16 << 20, label="images")
     for name in ("photos", "photos", "scans"):
         write(volume, name)
-    many = str(folder / "many.img")
-    dlfs.format_volume(many, size_bytes=16 << 20)
+    many = new_volume(str(folder / "many.img"), size_bytes=16 << 20)
     for number in range(12):
         write(many, f"part-{number:02}", 1)
     write(many, "validation", 1)
@@ -231,8 +230,7 @@ def as_nobody(call: Callable[[], object]) -> str:
 
 @pytest.mark.parametrize("mode", [0o660, 0o600])
 def test_a_device_of_others(made: Path, snapshot: Any, mode: int) -> None:
-    device = made / f"mode-{mode:o}.img"
-    dlfs.format_volume(str(device), size_bytes=8 << 20)
+    device = new_volume(made / f"mode-{mode:o}.img", size_bytes=8 << 20)
     device.chmod(mode if os.geteuid() == 0 else mode & 0o077)
     text = as_nobody(lambda: dlfs.open(str(device)))
     assert re.sub(r"mode \d+", "mode MODE", plain(text, made)) == snapshot

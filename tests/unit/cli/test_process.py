@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from tests.support.volumes import write_dataset
 from tests.unit.cli.terminal import _follow
 
 DLFS = [sys.executable, "-m", "dlfs.cli"]
@@ -67,9 +68,7 @@ def test_every_byte_is_written_although_a_write_is_interrupted(tmp_path, argumen
     with dlfs.open(uri) as volume:
         with volume.writer("big") as writer:
             writer.add("x", data)
-        with volume.writer("many") as writer:
-            for name in names:
-                writer.add(name, b"")
+        write_dataset(volume, "many", dict.fromkeys(names, b""))
     command = [*DLFS, *(uri if word == "VOLUME" else word for word in arguments)]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as done:

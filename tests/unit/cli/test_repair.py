@@ -18,6 +18,7 @@ from dlfs.format.geometry import DataSpace
 from dlfs.store.members import close_devices
 from dlfs.store.recorded import open_members
 from dlfs.store.transaction import load_generation
+from tests.support.volumes import write_dataset
 
 Run = Callable[..., Any]
 
@@ -27,9 +28,7 @@ def uris(tmp_path: Path, run: Run) -> list[str]:
     made = [str(tmp_path / f"member{i}") for i in range(2)]
     done = run("format", ",".join(made), "--size", "4MiB", "--replicas", "2", "--chunk", "16KiB")
     assert done.code == 0, done.err
-    with dlfs.open(made) as volume, volume.writer("data") as writer:
-        for i in range(40):
-            writer.add(f"{i}", bytes([i]) * 1000)
+    write_dataset(made, "data", {f"{i}": bytes([i]) * 1000 for i in range(40)})
     return made
 
 

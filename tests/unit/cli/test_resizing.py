@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dlfs
 from dlfs.cli.exits import ExitCode
+from tests.support.volumes import write_dataset
 
 Run = Callable[..., Any]
 
@@ -15,9 +15,7 @@ Run = Callable[..., Any]
 def test_a_volume_is_moved_to_other_devices(tmp_path: Path, run: Run) -> None:
     old, new = str(tmp_path / "old.img"), str(tmp_path / "new.img")
     assert run("format", old, "--size", "4MiB", "--chunk", "16KiB").code == 0
-    with dlfs.open(old) as volume, volume.writer("data") as writer:
-        for i in range(40):
-            writer.add(f"{i}", bytes([i]) * 1000)
+    write_dataset(old, "data", {f"{i}": bytes([i]) * 1000 for i in range(40)})
     done = run("shrink", old, "0")
     assert done.code == ExitCode.USAGE
     assert "'dlfs grow' adds a group" in done.err

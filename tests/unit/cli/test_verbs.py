@@ -13,6 +13,7 @@ import pytest
 import dlfs
 from dlfs.dataset.writer import DatasetWriter
 from dlfs.reader import parts
+from tests.support.volumes import new_volume, write_dataset
 
 
 def flip_bit(path: Path, offset: int) -> None:
@@ -331,12 +332,9 @@ def test_ls_json_keeps_every_byte_of_a_path(run, volume, samples) -> None:
 
 
 def test_ls_pages(run, tmp_path) -> None:
-    uri = tmp_path / "many.img"
-    dlfs.format_volume(str(uri), size_bytes=16 << 20)
+    uri = new_volume(tmp_path / "many.img", size_bytes=16 << 20)
     names = [f"{n:05}" for n in range(10_000)]
-    with dlfs.open(str(uri)) as opened, opened.writer("many") as writer:
-        for name in names:
-            writer.add(name, b"")
+    write_dataset(uri, "many", dict.fromkeys(names, b""))
     assert run("ls", uri, "many").out.decode().split() == names
     assert len(run("ls", uri, "many", "-R", "--json").json["entries"]) == len(names)
 

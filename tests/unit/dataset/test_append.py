@@ -14,6 +14,7 @@ from dlfs.connection.previous_version import SharedChunks
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import ExistsError, NotFoundError, UsageError
 from dlfs.store.chunk_reader import Window, scan_space
+from tests.support.volumes import write_dataset
 
 CHUNK_BYTES = 4096
 
@@ -27,9 +28,7 @@ def volume(tmp_path: Path) -> Iterator[dlfs.Volume]:
 
 
 def write(volume: dlfs.Volume, samples: dict[str, bytes], *, append: bool = False) -> None:
-    with volume.append("a") if append else volume.writer("a") as writer:
-        for path, data in samples.items():
-            writer.add(path, data)
+    write_dataset(volume, "a", samples, append=append)
 
 
 def read(dataset: dlfs.Dataset) -> dict[str, bytes]:

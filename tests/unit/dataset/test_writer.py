@@ -7,6 +7,7 @@ import pytest
 import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.block import MemoryDevice
+from tests.support.volumes import new_volume, read_dataset, write_dataset
 
 
 @pytest.fixture
@@ -30,11 +31,6 @@ def make_volume():
         MemoryDevice.forget(name)
 
 
-def contents(dataset):
-    with dataset:
-        return dict(zip(dataset.paths(), dataset[:].to_list(), strict=True))
-
-
 def write(volume, name, samples, **options):
     with volume.writer(name, **options) as writer:
         for path, data in samples:
@@ -49,10 +45,8 @@ def addresses(dataset):
 def test_written_samples_are_read(make_volume):
     volume = make_volume()
     model = {f"a/{i}".encode(): bytes([i]) * (i * 100) for i in range(50)}
-    with volume.writer("ds") as writer:
-        for path, data in model.items():
-            writer.add(path, data)
-    assert contents(volume["ds"]) == model
+    write_dataset(volume, "ds", model)
+    assert read_dataset(volume, "ds") == model
 
 
 def test_a_batch_is_the_same_as_single_samples(make_volume):
@@ -68,7 +62,7 @@ def test_a_batch_is_the_same_as_single_samples(make_volume):
             path: data[at : at + size].tobytes()
             for path, at, size in zip(paths, offsets, lengths, strict=True)
         }
-        assert contents(volume[layout]) == expected
+        assert read_dataset(volume, layout) == expected
 
 
 def test_batches_and_single_samples_mix(make_volume):
@@ -77,7 +71,7 @@ def test_batches_and_single_samples_mix(make_volume):
         writer.add("a", b"first")
         writer.add_batch([b"b", b"c"], b"secondthird", np.array([0, 6]), np.array([6, 5]))
         writer.add("d", b"fourth")
-    assert list(contents(volume["ds"]).values()) == [b"first", b"second", b"third", b"fourth"]
+    assert list(read_dataset(volume, "ds").values()) == [b"first", b"second", b"third", b"fourth"]
 
 
 def test_an_empty_dataset_is_sealed(make_volume):
@@ -94,7 +88,7 @@ def test_empty_samples(make_volume):
     with volume.writer("ds") as writer:
         writer.add("a", b"")
         writer.add("b", b"")
-    assert contents(volume["ds"]) == {b"a": b"", b"b": b""}
+    assert read_dataset(volume, "ds") == {b"a": b"", b"b": b""}
     assert volume["ds"].stat(0).length_bytes == 0
 
 
@@ -115,7 +109,7 @@ def test_large_samples_run_over_chunks_of_their_own(make_volume, size):
         writer.add("a", b"before")
         writer.add("b", data)
         writer.add("c", b"behind")
-    assert contents(volume["ds"]) == {b"a": b"before", b"b": data, b"c": b"behind"}
+    assert read_dataset(volume, "ds") == {b"a": b"before", b"b": data, b"c": b"behind"}
     first, large, behind = addresses(volume["ds"])
     assert (first, large) == (0, 4 * KIB)
     assert behind == 4 * KIB + -(-size // (4 * KIB)) * 4 * KIB
@@ -144,9 +138,7 @@ def test_small_samples_pad_to_blocks_only_when_it_is_cheap(make_volume):
 
 def test_layout_path_packs_in_the_order_of_the_calls(make_volume):
     volume = make_volume()
-    with volume.writer("ds", layout="path") as writer:
-        for name in ("c", "a", "b"):
-            writer.add(name, b"x" * 100)
+    write_dataset(volume, "ds", dict.fromkeys(("c", "a", "b"), b"x" * 100), layout="path")
     assert addresses(volume["ds"]) == [100, 200, 0]
 
 
@@ -203,7 +195,7 @@ def test_a_batch_larger_than_the_stage(make_volume):
     with volume.writer("ds", stage_bytes=700) as writer:
         writer.add_batch(paths, data, offsets, lengths)
     expected = [data[o : o + n].tobytes() for o, n in zip(offsets, lengths, strict=True)]
-    assert list(contents(volume["ds"]).values()) == expected
+    assert list(read_dataset(volume, "ds").values()) == expected
 
 
 def test_unused_bytes_of_chunks_are_zero(make_volume):
@@ -409,9 +401,7 @@ def test_a_failure_half_way_aborts(make_volume):
 @pytest.mark.parametrize("source_shuffled", [False, True])
 def test_images_leave_little_of_their_chunks_unused(tmp_path, source_shuffled):
     lengths = np.random.default_rng(1).lognormal(11.5, 0.5, 200).astype(np.int64)
-    path = str(tmp_path / "volume.img")
-    dlfs.format_volume(path, size_bytes=64 * MIB)
-    with dlfs.open(path) as volume:
+    with dlfs.open(new_volume(tmp_path / "volume.img", size_bytes=64 * MIB)) as volume:
         with volume.writer("images", source_shuffled=source_shuffled) as writer:
             writer.add_batch(
                 [b"%03d" % i for i in range(200)],

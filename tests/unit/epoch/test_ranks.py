@@ -14,6 +14,7 @@ import dlfs
 from dlfs.base.units import MIB
 from dlfs.epoch.ranks import Placement, find_placement, is_launched
 from dlfs.errors import UsageError
+from tests.support.volumes import new_volume
 
 COUNT = 20
 
@@ -30,9 +31,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Iterator[dlfs.Dataset]:
-    path = str(tmp_path / "volume.img")
-    dlfs.format_volume(path, size_bytes=16 * MIB)
-    with dlfs.open(path) as volume:
+    with dlfs.open(new_volume(tmp_path / "volume.img", size_bytes=16 * MIB)) as volume:
         with volume.writer("numbers") as writer:
             for number in range(COUNT):
                 writer.add(b"%02d" % number, bytes([number, 0]))

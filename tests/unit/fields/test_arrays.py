@@ -16,14 +16,13 @@ from dlfs.base.units import MIB
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields.arrays import ArrayForm, forms_of
 from dlfs.ingest.source import array_attributes
+from tests.support.volumes import new_volume
 from tests.support.writers import other_writer
 
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Iterator[dlfs.Volume]:
-    path = str(tmp_path / "volume.img")
-    dlfs.format_volume(path, size_bytes=16 * MIB)
-    with dlfs.open(path) as opened:
+    with dlfs.open(new_volume(tmp_path / "volume.img", size_bytes=16 * MIB)) as opened:
         yield opened
 
 

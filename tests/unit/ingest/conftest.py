@@ -12,6 +12,7 @@ from dlfs.ingest import importer
 from dlfs.ingest.registry import FormatOptions
 from dlfs.ingest.source import Source
 from dlfs.volume.volume import Volume
+from tests.support.volumes import new_volume
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,5 @@ def _open_inside(options: FormatOptions, paths: Sequence[str]) -> Source:
 
 @pytest.fixture
 def volume() -> Iterator[Volume]:
-    uri = f"mem:{uuid4().hex}?size=32MiB"
-    dlfs.format_volume(uri)
-    with dlfs.open(uri) as opened:
+    with dlfs.open(new_volume(f"mem:{uuid4().hex}?size=32MiB")) as opened:
         yield opened

@@ -18,6 +18,7 @@ from dlfs.errors import DlfsError
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.source import Layout, Source
 from dlfs.volume.volume import Volume
+from tests.support.volumes import read_dataset
 
 Taken = dict[str, tuple[bytes, dict[str, Any]]]
 """Bytes and attributes, by path."""
@@ -47,9 +48,8 @@ def take(source: Source, *, layout: Layout = "path", seed: int = 0) -> Taken:
 
 def contents(volume: Volume, name: str) -> dict[str, bytes]:
     """The samples of a dataset, by path."""
-    with volume[name] as dataset:
-        paths = [path.decode("utf-8", "surrogateescape") for path in dataset.paths()]
-        return dict(zip(paths, dataset.read(range(len(dataset))).to_list(), strict=True))
+    samples = read_dataset(volume, name).items()
+    return {path.decode("utf-8", "surrogateescape"): data for path, data in samples}
 
 
 def import_by_command(folder: Path, command: str) -> dict[str, bytes]:

@@ -33,6 +33,7 @@ from dlfs.ingest.export.targets import export_dataset, export_kind, export_strea
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.progress import Progress
 from dlfs.volume.volume import Volume
+from tests.support.volumes import new_volume, read_dataset, write_dataset
 
 FILES = {
     b"a": b"1",
@@ -46,9 +47,7 @@ FILES = {
 
 @pytest.fixture
 def dataset(volume: Volume) -> Iterator[Dataset]:
-    with volume.writer("n") as writer:
-        for path, data in FILES.items():
-            writer.add(path, data)
+    write_dataset(volume, "n", FILES)
     with volume["n"] as opened:
         yield opened
 
@@ -152,9 +151,7 @@ def test_an_archive_gets_every_sample_and_can_be_imported(
     report = export_dataset(dataset, path)
     assert report.sample_count == len(FILES)
     import_dataset(volume, open_source(path), "again")
-    with volume["again"] as again:
-        data = again.read(range(len(again))).to_list()
-        assert dict(zip(again.paths(), data, strict=True)) == FILES
+    assert read_dataset(volume, "again") == FILES
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
@@ -265,9 +262,7 @@ def test_a_full_stream_is_reported(dataset: Dataset) -> None:
 def test_a_zip_archive_is_what_others_read(volume: Volume, tmp_path: Path) -> None:
     files = {path: data for path, data in FILES.items() if b"\xff" not in path}
     files["été/字".encode()] = b"text"
-    with volume.writer("text") as writer:
-        for path, data in files.items():
-            writer.add(path, data)
+    write_dataset(volume, "text", files)
     with volume["text"] as found:
         report = export_dataset(found, tmp_path / "x.zip", kind="zip")
         assert (report.sample_count, report.sample_bytes) == (len(files), found.sample_bytes)
@@ -289,8 +284,7 @@ def test_a_zip_archive_has_names_of_text(dataset: Dataset, tmp_path: Path) -> No
 @pytest.fixture
 def damaged(tmp_path: Path) -> Iterator[Dataset]:
     """A dataset of eight samples, of which 2 and 5 are damaged."""
-    image = tmp_path / "volume.img"
-    dlfs.format_volume(str(image), size_bytes=16 << 20)
+    image = new_volume(tmp_path / "volume.img", size_bytes=16 << 20)
     with dlfs.open(str(image)) as volume:
         with volume.writer("d") as writer:
             for number in range(8):
@@ -361,18 +355,12 @@ def test_any_dataset_goes_round(
     tmp_path_factory: pytest.TempPathFactory, files: dict[bytes, bytes]
 ) -> None:
     base = tmp_path_factory.mktemp("round")
-    uri = f"mem:{uuid4().hex}?size=8MiB"
-    dlfs.format_volume(uri)
-    with dlfs.open(uri) as volume:
-        with volume.writer("n") as writer:
-            for path, data in files.items():
-                writer.add(path, data)
+    with dlfs.open(new_volume(f"mem:{uuid4().hex}?size=8MiB")) as volume:
+        write_dataset(volume, "n", files)
         with volume["n"] as dataset:
             export_dataset(dataset, base / "out", kind="folder")
             export_dataset(dataset, base / "out.tar", kind="tar")
         assert tree(base / "out") == files
         for number, source in enumerate([base / "out", base / "out.tar"]):
             import_dataset(volume, open_source(source), str(number), allow_empty=not files)
-            with volume[str(number)] as dataset:
-                data = dataset.read(range(len(dataset))).to_list()
-                assert dict(zip(dataset.paths(), data, strict=True)) == files
+            assert read_dataset(volume, str(number)) == files

@@ -27,6 +27,7 @@ from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.progress import Progress
 from dlfs.ingest.source import Layout
 from dlfs.volume.volume import Volume
+from tests.unit.ingest.taking import contents
 
 FILES = {f"d{i % 5}/{i:03d}\n": b"%d" % i * (i * 7) for i in range(150)}
 
@@ -48,12 +49,6 @@ def archive(files: dict[str, bytes]) -> bytes:
             header.size = len(content)
             writer.addfile(header, io.BytesIO(content))
     return out.getvalue()
-
-
-def contents(volume: Volume, name: str) -> dict[str, bytes]:
-    with volume[name] as dataset:
-        paths = [path.decode() for path in dataset.paths()]
-        return dict(zip(paths, dataset.read(range(len(dataset))).to_list(), strict=True))
 
 
 @pytest.mark.parametrize("layout", ["path", "shuffled"])

@@ -15,6 +15,7 @@ from dlfs.base.units import MIB
 from dlfs.dataset.dataset import Dataset
 from dlfs.errors import DeviceLostError
 from dlfs.mount.sample_cache import ENTRY_BYTES, READS_MAX, SampleCache
+from tests.support.volumes import write_dataset
 
 SIZES = [0, 1, 1000, 1000, 1000, 5000, MIB + 1]
 
@@ -27,9 +28,7 @@ def content(index: int) -> bytes:
 def dataset() -> Iterator[Dataset]:
     dlfs.format_volume("mem:cache?size=16MiB", force=True)
     with dlfs.open("mem:cache") as volume:
-        with volume.writer("d") as writer:
-            for index in range(len(SIZES)):
-                writer.add(b"%d" % index, content(index))
+        write_dataset(volume, "d", {b"%d" % index: content(index) for index in range(len(SIZES))})
         with volume.dataset("d") as found:
             yield found
 

@@ -6,20 +6,17 @@ import pytest
 
 pytest.importorskip("pyfuse3")
 
-import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.mount import server
+from tests.support.volumes import new_volume, write_dataset
 
 
 @pytest.mark.parametrize(("memory_bytes", "again"), [(64 * KIB, 64), (16 * MIB, 0)])
 def test_a_dataset_is_read_once_if_it_fits_the_memory_of_the_mount(
     tmp_path: Path, memory_bytes: int, again: int
 ) -> None:
-    image = str(tmp_path / "volume.img")
-    dlfs.format_volume(image, size_bytes=16 * MIB)
-    with dlfs.open(image) as volume, volume.writer("train") as writer:
-        for index in range(64):
-            writer.add(b"%02d" % index, bytes(40 * KIB))
+    image = new_volume(str(tmp_path / "volume.img"), size_bytes=16 * MIB)
+    write_dataset(image, "train", {b"%02d" % index: bytes(40 * KIB) for index in range(64)})
     with server._opened([image], memory_bytes) as [volume]:
         dataset = volume["train"]
         for index in range(64):

@@ -15,6 +15,7 @@ from PIL import Image
 import dlfs
 from dlfs.base.units import MIB
 from dlfs.notebook import PAGE_BYTES_MAX, THUMBNAILS_MAX, objects
+from tests.support.volumes import new_volume
 
 TAGS = {"b", "div", "img", "table", "tbody", "td", "th", "thead", "tr"}
 ATTRIBUTES = {"alt", "aria-label", "class", "role", "src", "style", "title"}
@@ -67,9 +68,7 @@ def png(grey: int) -> bytes:
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Iterator[dlfs.Volume]:
-    path = str(tmp_path / "v.img")
-    dlfs.format_volume(path, size_bytes=64 * MIB, label=NASTY[:28])
-    with dlfs.open(path) as opened:
+    with dlfs.open(new_volume(tmp_path / "v.img", size_bytes=64 * MIB, label=NASTY[:28])) as opened:
         with opened.writer("digits") as writer:
             for number in range(100):
                 attributes = {"label": number // 10, "name": f"digit {number // 10}"}
@@ -103,9 +102,7 @@ def test_volumes(volume):
 
 
 def test_an_empty_volume(tmp_path):
-    path = str(tmp_path / "empty.img")
-    dlfs.format_volume(path, size_bytes=16 * MIB)
-    with dlfs.open(path) as volume:
+    with dlfs.open(new_volume(tmp_path / "empty.img", size_bytes=16 * MIB)) as volume:
         assert "no datasets" in shown(volume).text
 
 

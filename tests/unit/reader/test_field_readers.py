@@ -19,6 +19,7 @@ from dlfs.reader import field_readers
 from dlfs.store.members import close_devices
 from dlfs.store.recorded import open_members
 from dlfs.store.transaction import load_generation
+from tests.support.volumes import new_volume
 from tests.support.writers import other_writer
 
 COUNT = 40
@@ -64,8 +65,7 @@ def fill(uris: str | list[str], **options: Any) -> None:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    made = str(tmp_path_factory.mktemp("fields") / "volume.img")
-    dlfs.format_volume(made, size_bytes=16 * MIB)
+    made = new_volume(str(tmp_path_factory.mktemp("fields") / "volume.img"), size_bytes=16 * MIB)
     fill(made)
     return made
 
@@ -184,8 +184,7 @@ def test_views_read_chosen_fields(scenes: dlfs.Dataset, path: str) -> None:
 
 @pytest.mark.parametrize("plan", ["direct", "chunks", "chunk_copy"])
 def test_fields_of_samples_of_many_chunks(tmp_path: Path, plan: Any) -> None:
-    path = str(tmp_path / "volume.img")
-    dlfs.format_volume(path, size_bytes=16 * MIB, chunk_bytes=8 * KIB)
+    path = new_volume(str(tmp_path / "volume.img"), size_bytes=16 * MIB, chunk_bytes=8 * KIB)
     fill(path)
     with dlfs.open(path, memory_bytes=256 * KIB) as volume, volume["scenes"] as dataset:
         for chosen in (["label"], ["mask"], ["caption", "mask"], ["empty"]):
@@ -233,8 +232,7 @@ READS: list[Reads] = [
 
 @pytest.mark.parametrize("read", READS, ids=["read", "epoch"])
 def test_damage_is_an_error_of_the_fields_that_are_read(tmp_path: Path, read: Reads) -> None:
-    path = str(tmp_path / "volume.img")
-    dlfs.format_volume(path, size_bytes=16 * MIB)
+    path = new_volume(str(tmp_path / "volume.img"), size_bytes=16 * MIB)
     fill(path)
     damage([path], 5, "mask", (0,))
     with dlfs.open(path, memory_bytes=MIB) as volume, volume["scenes"] as dataset:

@@ -13,6 +13,7 @@ import pytest
 import dlfs
 from dlfs.base.units import MIB
 from dlfs.errors import FormatError, UsageError
+from tests.support.volumes import new_volume
 from tests.support.writers import other_writer
 
 COUNT = 60
@@ -43,8 +44,7 @@ def path_of(number: int) -> str:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    made = str(tmp_path_factory.mktemp("fields") / "volume.img")
-    dlfs.format_volume(made, size_bytes=32 * MIB)
+    made = new_volume(str(tmp_path_factory.mktemp("fields") / "volume.img"), size_bytes=32 * MIB)
     with dlfs.open(made) as volume:
         with volume.writer("fields", fields=TYPES) as writer:
             for number in range(COUNT):
@@ -201,8 +201,7 @@ def test_arrays_that_differ_elsewhere_are_not_joined(volume: dlfs.Volume) -> Non
 
 
 def test_bytes_and_fields_are_not_mixed(tmp_path: Path) -> None:
-    made = str(tmp_path / "volume.img")
-    dlfs.format_volume(made, size_bytes=16 * MIB)
+    made = new_volume(str(tmp_path / "volume.img"), size_bytes=16 * MIB)
     one = np.zeros(1, np.int64), np.ones(1, np.int64)
     with dlfs.open(made) as volume:
         with volume.writer("a") as writer:

@@ -12,13 +12,12 @@ import pytest
 import dlfs
 from dlfs.errors import UsageError
 from dlfs.ingest.source import array_attributes
+from tests.support.volumes import new_volume
 
 
 @pytest.fixture
 def volume() -> Iterator[dlfs.Volume]:
-    uri = f"mem:{uuid4().hex}?size=16MiB"
-    dlfs.format_volume(uri)
-    with dlfs.open(uri) as opened:
+    with dlfs.open(new_volume(f"mem:{uuid4().hex}?size=16MiB")) as opened:
         yield opened
 
 

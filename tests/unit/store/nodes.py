@@ -8,6 +8,7 @@ from uuid import UUID
 
 import dlfs
 from tests.support.nvme import DiscoveryRecord, Namespace, ScriptedTarget, Subsystem
+from tests.support.volumes import write_dataset
 
 SAMPLES = {b"%03d" % number: bytes([number % 251]) * (100 + 37 * number) for number in range(200)}
 
@@ -17,9 +18,7 @@ def make_volume(folder: Path, name: str, member_count: int, **options) -> tuple[
     paths = [folder / f"{name}-{number}.img" for number in range(member_count)]
     uri = ",".join(map(str, paths))
     info = dlfs.format_volume(uri, size_bytes=8 << 20, chunk_bytes=16384, label=name, **options)
-    with dlfs.open(uri) as volume, volume.writer("small") as writer:
-        for path, data in SAMPLES.items():
-            writer.add(path, data)
+    write_dataset(uri, "small", SAMPLES)
     return info.uuid, paths
 
 

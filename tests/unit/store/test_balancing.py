@@ -13,7 +13,8 @@ from dlfs.base.units import MIB
 from dlfs.connection.connection import LocalVolume
 from dlfs.format.catalog import DatasetRecord
 from dlfs.store.balancing import share_out
-from tests.unit.store.test_growing import CHUNK, SIZE, fill, make, read
+from tests.support.volumes import read_dataset
+from tests.unit.store.test_growing import CHUNK, SIZE, fill, make
 
 
 @pytest.fixture
@@ -59,8 +60,8 @@ def test_datasets_are_spread_over_all_groups(files: list[str], replicas: int) ->
         generation = volume.generation
         assert volume.rebalance().moved_bytes == 0
         assert volume.generation == generation
-        assert (read(volume, "first"), read(volume, "second@1")) == (first, second)
-        assert [read(volume, f"small{number}") for number in range(6)] == small
+        assert (read_dataset(volume, "first"), read_dataset(volume, "second@1")) == (first, second)
+        assert [read_dataset(volume, f"small{number}") for number in range(6)] == small
         assert list(volume.verify()) == []
 
 
@@ -72,7 +73,7 @@ def test_full_groups_exchange_their_data(files: list[str]) -> None:
         assert volume.free_bytes < 20 * CHUNK
         assert volume.rebalance().moved_bytes >= 45 * CHUNK
         assert max(max(chunks_by_group(volume, record)) for record in records(volume)) <= 28
-        assert (read(volume, "first"), read(volume, "second")) == (first, second)
+        assert (read_dataset(volume, "first"), read_dataset(volume, "second")) == (first, second)
         assert list(volume.verify()) == []
 
 
@@ -91,7 +92,7 @@ def test_a_full_volume_is_not_balanced(files: list[str]) -> None:
             volume.rebalance()
         volume.refresh()
         assert volume.generation == generation
-        assert read(volume, "first") == samples
+        assert read_dataset(volume, "first") == samples
     with make(files[2:3]) as volume:
         assert volume.rebalance().moved_bytes == 0  # one group
 

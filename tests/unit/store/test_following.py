@@ -21,8 +21,8 @@ from dlfs.store import formatting, recorded
 from tests.golden import c_reader
 from tests.support.descriptors import open_names
 from tests.support.devices import WrappingDevice
+from tests.support.volumes import read_dataset, write_dataset
 from tests.support.waiting import wait_for
-from tests.unit.store.test_growing import read
 
 SIZE = 3 * MIB
 COUNT = 40
@@ -201,11 +201,11 @@ def test_the_uri_of_a_removed_member_leads_to_the_volume(files: list[str]) -> No
         move(files, overwrite)
         late.refresh()
         assert late.uri == files[1]
-        expected = read(late, "data")
+        expected = read_dataset(late, "data")
     for uris in (files[0], files[:2]):
         with dlfs.open(uris) as volume:
             assert volume.uri == files[1]
-            assert read(volume, "data") == expected
+            assert read_dataset(volume, "data") == expected
         given = [files[0]] if isinstance(uris, str) else uris
         assert c_reader.read_volume(given) == {(b"data", 1): expected}
     with dlfs.open(files[1]) as volume:
@@ -223,9 +223,7 @@ def test_the_error_for_a_removed_member_names_the_lost_one(files: list[str]) -> 
 def test_a_device_that_left_and_came_back_is_a_member(files: list[str]) -> None:
     old, returned = files[:2], files[0]
     dlfs.format_volume(old, size_bytes=SIZE, chunk_bytes=16 * KIB, force=True)
-    with dlfs.open(old) as volume, volume.writer("data") as writer:
-        for i in range(COUNT):
-            writer.add(b"%02d" % i, sample(i))
+    write_dataset(old, "data", {b"%02d" % i: sample(i) for i in range(COUNT)})
     with dlfs.open(old) as late, late["data"] as dataset:
         with dlfs.open(old) as volume:
             volume.grow(files[2], size_bytes=SIZE)
@@ -327,7 +325,7 @@ def test_a_member_may_leave_and_return_at_any_read_of_an_opening(files: list[str
     move(files, overwrite)
     with dlfs.open(files[1]) as volume:
         volume.grow(files[2], size_bytes=SIZE)
-        expected = read(volume, "data")
+        expected = read_dataset(volume, "data")
     before = [Path(file).read_bytes() for file in files]
     reads = changed_at = 0
 
@@ -349,7 +347,7 @@ def test_a_member_may_leave_and_return_at_any_read_of_an_opening(files: list[str
         options = OpenOptions(opener=opener)
         with dlfs.Volume(LocalConnection((files[0],), options)) as volume:
             assert set(volume.uri.split(",")) == set(files[1:])
-            assert read(volume, "data") == expected
+            assert read_dataset(volume, "data") == expected
     assert changed_at > 10
 
 
@@ -377,7 +375,7 @@ def test_shared_chunks_stay_shared(tmp_path: Path, replicas: int) -> None:
         assert volume.usage().stored_bytes == before
         with volume.dataset("data", 1) as dataset:
             assert dataset.get(b"first") == LARGE
-        assert read(volume, "data") == {b"first": LARGE, b"second": LARGE[::-1]}
+        assert read_dataset(volume, "data") == {b"first": LARGE, b"second": LARGE[::-1]}
         assert list(volume.verify()) == []
 
 
@@ -516,7 +514,7 @@ def test_idle_readers_find_members_that_came_later(
     """A device that leaves is gone at once: nothing on it leads to the others."""
     monkeypatch.setattr("dlfs.connection.placement.WATCH_S", 0.01)
     with dlfs.open(files[0]) as volume:
-        expected = read(volume, "data")
+        expected = read_dataset(volume, "data")
         with volume["data"] as dataset:
             batches = dataset.batches(4, seed=1)
             seen = next(batches).to_list()

@@ -14,7 +14,7 @@ from dlfs.store import moving
 from dlfs.store import transaction as transactions
 from dlfs.store.moving import move_chunks
 from dlfs.store.transaction import Transaction
-from tests.unit.store.test_growing import read
+from tests.support.volumes import read_dataset, write_dataset
 
 CHUNK = 4 * KIB
 STEP_CHUNKS = 8
@@ -24,9 +24,7 @@ FIRST = {"scattered": 420, "whole": 100}
 
 def fill(volume: dlfs.Volume, name: str, chunks: int) -> dict[bytes, bytes]:
     samples = {b"%04d" % number: bytes([number % 251]) * CHUNK for number in range(chunks)}
-    with volume.writer(name) as writer:
-        for path, data in samples.items():
-            writer.add(path, data)
+    write_dataset(volume, name, samples)
     return samples
 
 
@@ -61,7 +59,7 @@ def test_shrinking_without_room_for_its_catalogs_changes_nothing(
         assert volume.generation == generation
         volume.shrink([1])
         assert volume.uri == files[0]
-        assert {name: read(volume, name) for name in samples} == samples
+        assert {name: read_dataset(volume, name) for name in samples} == samples
         assert list(volume.verify()) == []
 
 
@@ -87,10 +85,10 @@ def test_shrinking_goes_on_after_an_error_in_the_middle(
         with pytest.raises(dlfs.SpaceError, match=r"64.0 KiB of .* were moved before"):
             volume.shrink([1])
         volume.refresh()
-        assert {name: read(volume, name) for name in samples} == samples
+        assert {name: read_dataset(volume, name) for name in samples} == samples
         assert list(volume.verify()) == []
         volume.grow(files[2], size_bytes=4 * MIB)
         volume.shrink([1])
         assert volume.uri == f"{files[0]},{files[2]}"
-        assert {name: read(volume, name) for name in samples} == samples
+        assert {name: read_dataset(volume, name) for name in samples} == samples
         assert list(volume.verify()) == []

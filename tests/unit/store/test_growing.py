@@ -23,6 +23,7 @@ from dlfs.format.geometry import superblock_offsets
 from dlfs.format.joining import JoiningRecord
 from dlfs.format.superblock import Superblock, encode_superblock
 from tests.golden import c_reader
+from tests.support.volumes import new_volume, read_dataset, write_dataset
 
 SIZE = 2 * MIB
 CHUNK = 16 * KIB
@@ -40,15 +41,8 @@ def make(files: list[str], *, replicas: int = 1) -> dlfs.Volume:
 
 def fill(volume: dlfs.Volume, name: str, count: int) -> dict[bytes, bytes]:
     samples = {b"%d" % i: bytes([i]) * CHUNK for i in range(count)}
-    with volume.writer(name) as writer:
-        for path, data in samples.items():
-            writer.add(path, data)
+    write_dataset(volume, name, samples)
     return samples
-
-
-def read(volume: dlfs.Volume, name: str) -> dict[bytes, bytes]:
-    with volume[name] as dataset, dataset.read(range(len(dataset))) as batch:
-        return dict(zip(dataset.paths(), batch.to_list(), strict=True))
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -62,13 +56,13 @@ def test_new_datasets_use_the_new_members(files: list[str], replicas: int) -> No
         assert info.uri == volume.uri == ",".join([*old, *new])
         assert volume.capacity_bytes == 2 * before
         second = fill(volume, "second", 60)
-        assert read(reader, "first") == first
+        assert read_dataset(reader, "first") == first
         reader.refresh()
-        assert read(reader, "second") == second
+        assert read_dataset(reader, "second") == second
         assert len(reader.members) == 2 * replicas
         assert list(volume.verify()) == []
     with dlfs.open(old[0]) as volume:  # the others are found by the record of URIs
-        assert (read(volume, "first"), read(volume, "second")) == (first, second)
+        assert (read_dataset(volume, "first"), read_dataset(volume, "second")) == (first, second)
         assert volume.uri == info.uri
     found = c_reader.read_volume([new[0]])
     assert found == {(b"first", 1): first, (b"second", 1): second}
@@ -82,7 +76,7 @@ def test_a_member_that_is_elsewhere_is_named(files: list[str], tmp_path: Path) -
     with pytest.raises(dlfs.NotFoundError, match=f"member {uuid} was there: add the URI"):
         dlfs.open(files[0])
     with dlfs.open([files[0], moved]) as volume:
-        assert read(volume, "first") == samples
+        assert read_dataset(volume, "first") == samples
     Path(files[1]).write_bytes(bytes(SIZE))
     with pytest.raises(dlfs.FormatError, match=r"no DLFS volume.*add the URI"):
         dlfs.open(files[0])
@@ -101,8 +95,7 @@ def test_without_the_record_all_members_are_named(files: list[str]) -> None:
 
 
 def test_devices_that_cannot_be_members_are_refused(files: list[str], tmp_path: Path) -> None:
-    other = str(tmp_path / "other")
-    dlfs.format_volume(other, size_bytes=SIZE, chunk_bytes=CHUNK)
+    other = new_volume(str(tmp_path / "other"), size_bytes=SIZE, chunk_bytes=CHUNK)
     with make(files[:2], replicas=2) as volume:
         generation = volume.generation
         with pytest.raises(dlfs.UsageError, match="at least 2 new devices, got 1"):
@@ -123,15 +116,13 @@ def test_devices_that_cannot_be_members_are_refused(files: list[str], tmp_path: 
 
 def test_groups_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlfs.store.growing.GROUPS_MAX", 5)
-    first = str(tmp_path / "first")
-    dlfs.format_volume(first, size_bytes=SIZE, chunk_bytes=CHUNK)
-    with dlfs.open(first) as volume:
+    with dlfs.open(new_volume(tmp_path / "first", size_bytes=SIZE, chunk_bytes=CHUNK)) as volume:
         for number in range(1, 5):
             volume.grow(str(tmp_path / f"{number}"), size_bytes=1 * MIB + 2 * CHUNK)
         with pytest.raises(dlfs.LimitError, match="5 groups"):
             volume.grow(str(tmp_path / "last"), size_bytes=SIZE)
         samples = fill(volume, "data", 60)
-        assert read(volume, "data") == samples
+        assert read_dataset(volume, "data") == samples
         assert list(volume.verify()) == []
 
 
@@ -157,14 +148,14 @@ def test_a_lost_member_of_a_later_group_is_repaired(files: list[str], tmp_path: 
         samples = fill(volume, "data", 90)
     Path(files[3]).unlink()
     with dlfs.open(files[:3]) as volume:
-        assert read(volume, "data") == samples
+        assert read_dataset(volume, "data") == samples
     new = str(tmp_path / "new")
     report = dlfs.repair(files[:3], replacements={3: new}, unproven=lambda _reason: None)
     assert report.damaged == ()
     Path(files[2]).unlink()
     with dlfs.open(files[0]) as volume:  # the record of URIs has the new device
         assert volume.members[3].uri == new
-        assert read(volume, "data") == samples
+        assert read_dataset(volume, "data") == samples
 
 
 def leave_joining_record(file: str, volume: dlfs.Volume) -> None:
@@ -229,7 +220,7 @@ def test_lost_superblocks_of_a_grown_volume_are_repaired(files: list[str]) -> No
         dlfs.open(files[:2])
     assert dlfs.repair(files[:2]).damaged == ()
     with dlfs.open(files[:2]) as volume:
-        assert read(volume, "data") == samples
+        assert read_dataset(volume, "data") == samples
 
 
 def test_a_removed_device_that_is_gone_is_no_error(files: list[str]) -> None:
@@ -240,7 +231,7 @@ def test_a_removed_device_that_is_gone_is_no_error(files: list[str]) -> None:
     Path(files[0]).unlink()
     with dlfs.open(files[:2]) as volume:
         assert volume.uri == files[1]
-        assert read(volume, "data") == samples
+        assert read_dataset(volume, "data") == samples
         assert len(volume.grow(files[2], size_bytes=SIZE).members) == 2
     with pytest.raises(dlfs.NotFoundError):
         dlfs.open(files[0])
@@ -258,7 +249,7 @@ def test_records_of_other_volumes_are_not_followed(files: list[str]) -> None:
         assert other.generation > volume_generation(files[:2])
     with dlfs.open([files[0], files[2]]) as volume:  # what is left of the other is no member
         assert volume.uri == ",".join(files[:2])
-        assert read(volume, "data") == samples
+        assert read_dataset(volume, "data") == samples
 
 
 def volume_generation(uris: list[str]) -> int:

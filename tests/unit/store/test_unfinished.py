@@ -14,6 +14,7 @@ from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
 from tests.golden import c_reader
 from tests.support.unfinished import commit_unfinished
+from tests.support.volumes import new_volume, write_dataset
 
 DATA, JOURNAL = bytes(range(256)) * 300, b"journal" * 1000
 
@@ -24,8 +25,7 @@ def files(folder: Path, *numbers: int) -> list[str]:
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Iterator[dlfs.Volume]:
-    uris = files(tmp_path, 0, 1)
-    dlfs.format_volume(uris, size_bytes=4 * MIB, chunk_bytes=16 * KIB, replicas=2)
+    uris = new_volume(files(tmp_path, 0, 1), size_bytes=4 * MIB, chunk_bytes=16 * KIB, replicas=2)
     with dlfs.open(uris) as opened:
         add(opened)
         commit_unfinished(opened, b"data", DATA, JOURNAL)
@@ -33,9 +33,7 @@ def volume(tmp_path: Path) -> Iterator[dlfs.Volume]:
 
 
 def add(volume: dlfs.Volume, name: str = "data") -> None:
-    with volume.writer(name) as writer:
-        for number in range(20):
-            writer.add(f"{number}", bytes([number]) * 3000)
+    write_dataset(volume, name, {f"{number}": bytes([number]) * 3000 for number in range(20)})
 
 
 def check(volume: dlfs.Volume) -> DatasetRecord:

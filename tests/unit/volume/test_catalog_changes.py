@@ -14,6 +14,7 @@ from dlfs.format.constants import DATASET_VERSION_MAX
 from dlfs.format.geometry import ChunkRun
 from dlfs.store.renaming import rename_records
 from dlfs.store.usage import measure_usage
+from tests.support.volumes import write_dataset
 
 SAMPLES = {b"d%d/s%03d" % (i % 3, i): bytes([i]) * (i * 37) for i in range(100)}
 FIRST = sorted(SAMPLES)[0]
@@ -30,9 +31,7 @@ def volume(tmp_path):
 
 
 def write(volume, name, samples=SAMPLES):
-    with volume.writer(name) as writer:
-        for path, data in samples.items():
-            writer.add(path, data)
+    write_dataset(volume, name, samples)
 
 
 def names(volume):

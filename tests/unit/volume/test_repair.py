@@ -18,6 +18,7 @@ from dlfs.store.members import close_devices
 from dlfs.store.recorded import open_members
 from dlfs.store.transaction import Generation, load_generation
 from tests.support.devices import Faults, FaultyDevice
+from tests.support.volumes import new_volume, read_dataset, read_datasets, write_dataset
 
 MEMBERS = 3
 MEMBER_BYTES = 4 * MIB
@@ -28,19 +29,11 @@ EXPECTED = {"data": SAMPLES, "empty": {}}
 
 
 def fill(uris: list[str], name: str = "data") -> None:
-    with dlfs.open(uris) as volume, volume.writer(name) as writer:
-        for path, data in SAMPLES.items():
-            writer.add(path, data)
+    write_dataset(uris, name, SAMPLES)
 
 
 def read_all(uris: list[str]) -> dict[str, dict[bytes, bytes]]:
-    found = {}
-    with dlfs.open(uris) as volume:
-        for info in volume.datasets():
-            with volume.dataset(info.name) as dataset:
-                samples = dict(zip(dataset.paths(), dataset[:].to_list(), strict=True))
-            found[info.name] = samples
-    return found
+    return {name: samples for (name, _), samples in read_datasets(uris).items()}
 
 
 def check_whole(uris: list[str]) -> None:
@@ -176,8 +169,7 @@ def test_a_device_that_holds_something_needs_force(uris: list[str], tmp_path: Pa
 
 
 def test_a_member_of_another_volume_needs_force(uris: list[str], tmp_path: Path) -> None:
-    other = str(tmp_path / "other")
-    dlfs.format_volume(other, size_bytes=MEMBER_BYTES)
+    other = new_volume(str(tmp_path / "other"), size_bytes=MEMBER_BYTES)
     Path(uris[1]).unlink()
     with pytest.raises(dlfs.ExistsError, match=r"a member of volume"):
         dlfs.repair(uris, replacements={1: other})
@@ -211,8 +203,7 @@ def test_devices_that_cannot_take_a_place(uris: list[str], tmp_path: Path) -> No
 
 
 def test_volumes_without_replicas_have_nothing_to_repair_from(tmp_path: Path) -> None:
-    uri = str(tmp_path / "a")
-    dlfs.format_volume(uri, size_bytes=MEMBER_BYTES)
+    uri = new_volume(str(tmp_path / "a"), size_bytes=MEMBER_BYTES)
     with pytest.raises(dlfs.UsageError, match=r"no replicas"):
         dlfs.repair(uri)
 
@@ -248,9 +239,7 @@ def test_damaged_superblocks_are_repaired_without_replicas(
     assert report.damaged == ()
     with dlfs.open(plain) as volume:
         assert list(volume.verify()) == []
-        assert (
-            dict(zip(volume["data"].paths(), volume["data"][:].to_list(), strict=True)) == SAMPLES
-        )
+        assert read_dataset(volume, "data") == SAMPLES
     with pytest.raises(dlfs.UsageError, match="all its superblocks are whole"):
         dlfs.repair(plain)
 
@@ -266,9 +255,7 @@ def test_a_member_without_superblocks_is_recognised_by_its_data(
     assert report.written_bytes == 3 * 4096
     with dlfs.open(plain) as volume:
         assert list(volume.verify()) == []
-        assert (
-            dict(zip(volume["data"].paths(), volume["data"][:].to_list(), strict=True)) == SAMPLES
-        )
+        assert read_dataset(volume, "data") == SAMPLES
         fill(plain, "more")
 
 

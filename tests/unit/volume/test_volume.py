@@ -16,6 +16,7 @@ from dlfs.format.geometry import superblock_offsets
 from dlfs.store import transaction
 from tests.odd_names import old_writer
 from tests.support.descriptors import count_below
+from tests.support.volumes import new_volume, write_dataset
 
 SAMPLES = {f"d{i % 3}/s{i:03}".encode(): bytes([i]) * (i * 37) for i in range(100)}
 ORDERED = [SAMPLES[path] for path in sorted(SAMPLES)]
@@ -38,17 +39,14 @@ def memory():
 @pytest.fixture
 def volume(memory):
     """A volume of three members with a dataset ``ds``."""
-    uris = [memory(4 * MIB) for _ in range(3)]
-    dlfs.format_volume(uris, chunk_bytes=16 * KIB, label="test")
+    uris = new_volume([memory(4 * MIB) for _ in range(3)], chunk_bytes=16 * KIB, label="test")
     with dlfs.open(uris) as opened:
         write(opened, "ds")
         yield opened
 
 
 def write(volume, name, samples=SAMPLES, **options):
-    with volume.writer(name, **options) as writer:
-        for path, data in samples.items():
-            writer.add(path, data)
+    write_dataset(volume, name, samples, **options)
 
 
 def overwrite(uri, offset_bytes, data):
@@ -202,8 +200,7 @@ def test_a_missing_member_is_named(volume):
 
 
 def test_a_foreign_member_is_named(volume, memory):
-    other = memory()
-    dlfs.format_volume(other, chunk_bytes=16 * KIB)
+    other = new_volume(memory(), chunk_bytes=16 * KIB)
     a, b, _ = volume.uri.split(",")
     with pytest.raises(
         dlfs.UsageError, match=f"open {re.escape(other.split('&')[0])}.*expected a member"
@@ -234,8 +231,7 @@ def test_a_device_without_a_volume(memory):
 
 
 def test_a_device_with_damaged_superblocks_only(memory):
-    uri = memory(4 * MIB)
-    dlfs.format_volume(uri)
+    uri = new_volume(memory(4 * MIB))
     for offset in (100, 64 * KIB + 100, 4 * MIB - 4096 + 100):
         flip(uri, offset)
     with pytest.raises(dlfs.FormatError, match=r"in one of three places, got A: .* B: .* tail: "):
@@ -243,8 +239,7 @@ def test_a_device_with_damaged_superblocks_only(memory):
 
 
 def test_a_truncated_member(tmp_path):
-    path = tmp_path / "a"
-    dlfs.format_volume(str(path), size_bytes=8 * MIB)
+    path = new_volume(tmp_path / "a", size_bytes=8 * MIB)
     os.truncate(path, 7 * MIB)
     with pytest.raises(dlfs.TruncatedError, match=f"expected a member of {8 * MIB} bytes"):
         dlfs.open(str(path))
@@ -554,8 +549,7 @@ def _in_child(dataset, volume, results):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_another_process_reads(tmp_path, method):
-    path = str(tmp_path / "volume")
-    dlfs.format_volume(path, size_bytes=8 * MIB, chunk_bytes=16 * KIB)
+    path = new_volume(str(tmp_path / "volume"), size_bytes=8 * MIB, chunk_bytes=16 * KIB)
     context = multiprocessing.get_context(method)
     with dlfs.open(path) as opened:
         write(opened, "ds")
@@ -682,8 +676,7 @@ def fill(volume, dataset, budget):
 
 @pytest.mark.parametrize("shuffle", ["global", "chunk", None])
 def test_a_dataset_without_samples_has_an_epoch_beside_much_memory(tmp_path, shuffle):
-    path = str(tmp_path / "v.img")
-    dlfs.format_volume(path, size_bytes=16 * MIB)
+    path = new_volume(str(tmp_path / "v.img"), size_bytes=16 * MIB)
     with dlfs.open(path, memory_bytes=256 * MIB) as opened:
         write(opened, "empty", {b"none": b""})
         with opened["empty"] as dataset:
@@ -693,8 +686,7 @@ def test_a_dataset_without_samples_has_an_epoch_beside_much_memory(tmp_path, shu
 
 def test_a_copy_of_a_dataset_shares_the_memory_in_its_process(tmp_path):
     """A dataset is pickled for a worker, and its copies there are one volume's."""
-    path = str(tmp_path / "v.img")
-    dlfs.format_volume(path, size_bytes=16 * MIB, chunk_bytes=16 * KIB)
+    path = new_volume(str(tmp_path / "v.img"), size_bytes=16 * MIB, chunk_bytes=16 * KIB)
     samples = {b"%d" % i: np.random.default_rng(i).bytes(4000) for i in range(64)}
     with dlfs.open(path, memory_bytes=256 * KIB) as opened:
         write(opened, "one", samples)
@@ -709,8 +701,7 @@ def test_a_copy_of_a_dataset_shares_the_memory_in_its_process(tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_device_that_holds_another_volume_now_is_named(memory, count):
-    uris = [memory() for _ in range(count)]
-    dlfs.format_volume(uris, chunk_bytes=16 * KIB)
+    uris = new_volume([memory() for _ in range(count)], chunk_bytes=16 * KIB)
     with dlfs.open(uris) as volume:
         write(volume, "ds")
         expected, info = volume.uuid, volume.info()

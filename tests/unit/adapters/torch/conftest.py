@@ -11,6 +11,7 @@ import pytest
 import dlfs
 from dlfs.base.units import MIB
 from tests.support.datasets import random_samples
+from tests.support.volumes import new_volume, write_dataset
 
 COUNT = 230
 SHAPE = (2, 3)
@@ -19,12 +20,9 @@ SHAPE = (2, 3)
 @pytest.fixture(scope="session")
 def torch_volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A volume of two datasets: samples of any length in class folders, and arrays of one shape."""
-    path = tmp_path_factory.mktemp("torch") / "volume.img"
-    dlfs.format_volume(str(path), size_bytes=16 * MIB)
+    path = new_volume(tmp_path_factory.mktemp("torch") / "volume.img", size_bytes=16 * MIB)
     with dlfs.open(str(path)) as volume:
-        with volume.writer("bytes") as writer:
-            for name, data in random_samples(COUNT, low=1).items():
-                writer.add(name, data)
+        write_dataset(volume, "bytes", random_samples(COUNT, low=1))
         with volume.writer("arrays") as writer:
             for number in range(COUNT):
                 attributes = {

@@ -26,6 +26,7 @@ from dlfs.adapters.torch import (  # noqa: E402
     collate_list,
 )
 from tests.support.torch_processes import PROCESSES  # noqa: E402
+from tests.support.volumes import new_volume, write_dataset  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -35,12 +36,9 @@ BAD = 33
 
 @pytest.fixture
 def damaged(tmp_path):
-    path = tmp_path / "volume.img"
-    dlfs.format_volume(str(path), size_bytes=16 * MIB)
+    path = new_volume(tmp_path / "volume.img", size_bytes=16 * MIB)
     with dlfs.open(str(path)) as volume:
-        with volume.writer("ds") as writer:
-            for number in range(60):
-                writer.add(b"%02d" % number, bytes([number]) * 8)
+        write_dataset(volume, "ds", {b"%02d" % number: bytes([number]) * 8 for number in range(60)})
         with volume.dataset("ds") as dataset:
             offset = dataset.stat(BAD).offset_bytes
     with path.open("r+b") as file:

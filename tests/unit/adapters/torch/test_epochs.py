@@ -24,6 +24,7 @@ from dlfs.adapters.torch import (  # noqa: E402
     Loader,
     SampleDataset,
 )
+from tests.support.volumes import new_volume, write_dataset  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -34,9 +35,7 @@ def write(tmp_path):
     made: list[dlfs.Dataset] = []
 
     def make(count: int) -> dlfs.Dataset:
-        path = tmp_path / f"{count}.img"
-        dlfs.format_volume(str(path), size_bytes=8 * MIB)
-        with dlfs.open(str(path)) as volume:
+        with dlfs.open(new_volume(tmp_path / f"{count}.img", size_bytes=8 * MIB)) as volume:
             with volume.writer("ds") as writer:
                 for number in range(count):
                     writer.add(b"%05d" % number, b"%d" % number)
@@ -136,12 +135,9 @@ def test_epochs_without_batches_pass(write):
 
 
 def test_a_last_batch_of_bad_samples_ends_the_epoch(tmp_path):
-    path = tmp_path / "volume.img"
-    dlfs.format_volume(str(path), size_bytes=8 * MIB)
+    path = new_volume(tmp_path / "volume.img", size_bytes=8 * MIB)
     with dlfs.open(str(path)) as volume:
-        with volume.writer("ds") as writer:
-            for number in range(7):
-                writer.add(str(number), b"%d" % number * 100)
+        write_dataset(volume, "ds", {str(number): b"%d" % number * 100 for number in range(7)})
         with volume.dataset("ds") as dataset:
             expected = reference(dataset, seed=1)
             damage(path, dataset.stat(expected[-1]).offset_bytes)

@@ -20,6 +20,7 @@ from dlfs.adapters.torch import (  # noqa: E402
     Loader,
     SampleDataset,
 )
+from tests.support.volumes import new_volume  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -29,8 +30,7 @@ COUNT = 60
 @pytest.fixture(scope="module")
 def folder_volume(tmp_path_factory):
     """Samples in the folders cat and dog, of which one is damaged."""
-    path = tmp_path_factory.mktemp("labels") / "volume.img"
-    dlfs.format_volume(str(path), size_bytes=16 * MIB)
+    path = new_volume(tmp_path_factory.mktemp("labels") / "volume.img", size_bytes=16 * MIB)
     with dlfs.open(str(path)) as volume:
         with volume.writer("pets") as writer:
             for number in range(COUNT):
@@ -162,9 +162,7 @@ def test_without_labels(arrays):
 
 
 def test_a_column_of_vectors_is_a_tensor_of_two_dimensions(tmp_path):
-    path = str(tmp_path / "volume.img")
-    dlfs.format_volume(path, size_bytes=16 * MIB)
-    with dlfs.open(path) as volume:
+    with dlfs.open(new_volume(tmp_path / "volume.img", size_bytes=16 * MIB)) as volume:
         with volume.writer("a") as writer:
             for number in range(6):
                 targets = np.full(4, number, np.float32)

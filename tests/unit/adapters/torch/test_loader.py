@@ -31,6 +31,7 @@ from dlfs.adapters.torch import (  # noqa: E402
     TensorBatch,
 )
 from dlfs.adapters.torch.tensors import view_array  # noqa: E402
+from tests.support.volumes import new_volume, write_dataset  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -233,9 +234,7 @@ def test_pinned_memory(samples):
 def write(path: Path, names: list[bytes]) -> dlfs.Dataset:
     dlfs.format_volume(str(path), size_bytes=8 * MIB)
     with dlfs.open(str(path)) as volume:
-        with volume.writer("ds") as writer:
-            for name in names:
-                writer.add(name, name)
+        write_dataset(volume, "ds", {name: name for name in names})
         return volume.dataset("ds")
 
 
@@ -327,12 +326,9 @@ def test_an_error_of_a_transform_names_the_sample_and_comes_in_its_turn(samples)
 
 
 def test_samples_that_cannot_be_read(tmp_path):
-    path = tmp_path / "volume.img"
-    dlfs.format_volume(str(path), size_bytes=8 * MIB)
+    path = new_volume(tmp_path / "volume.img", size_bytes=8 * MIB)
     with dlfs.open(str(path)) as volume:
-        with volume.writer("ds") as writer:
-            for name, data in random_samples(60, low=20).items():
-                writer.add(name, data)
+        write_dataset(volume, "ds", random_samples(60, low=20))
         with volume.dataset("ds") as dataset:
             expected = reference(dataset, seed=3)
             offset = dataset.stat(expected[25]).offset_bytes
