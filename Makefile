@@ -129,7 +129,7 @@ wheel: setup ## a wheel in dist/, tried in a virtual environment of its own
 	@wheel=$$(ls build/wheel/*.whl) && CC=false CXX=false \
 	    $(BIN)/python -m pip --python build/wheel/venv/bin/python install --quiet --no-compile "$$wheel[mount]"
 	@cd build/wheel && export PATH="$$PWD/venv/bin:$$PATH" PYTHONSAFEPATH=1 && mkdir source mnt && \
-	    echo "it works" >source/sample && dlfs version && dlfs format volume.img --size 16MiB && \
+	    echo "it works" >source/sample && dlfs version && dlfs import --help >help && dlfs format volume.img --size 16MiB && \
 	    dlfs import source volume.img --name trial && dlfs ls volume.img trial && \
 	    dlfs cat volume.img trial sample | diff - source/sample && \
 	    if [ -w /dev/fuse ]; then \

@@ -104,8 +104,7 @@ def _declaration(option: Any) -> str:
     names = ", ".join(sorted(option.opts, key=len) + option.secondary_opts)
     if option.is_flag:
         return names
-    choices = "|".join(getattr(option.type, "choices", ()))
-    return f"{names} {option.metavar or choices or option.name.upper()}"
+    return f"{names} {option.metavar or option.name.upper()}"
 
 
 def _description(parameter: Any) -> str:

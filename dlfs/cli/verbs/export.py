@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
@@ -30,7 +30,7 @@ def export(
     volume: VolumeArgument,
     dataset: DatasetArgument,
     target: Annotated[str, typer.Argument(metavar="TARGET")],
-    to: Kind | None = None,
+    to: Annotated[Kind | None, typer.Option(metavar="|".join(get_args(Kind)))] = None,
     force: Annotated[bool, typer.Option("--force", "-f")] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad")] = False,
     json: JsonOption = False,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
@@ -81,13 +81,15 @@ def _default(value: object) -> str:
 def import_dataset(
     arguments: Annotated[list[str], typer.Argument(metavar="SOURCE... VOLUME")],
     name: Annotated[str, typer.Option("--name", "-n")],
-    layout: Layout | None = None,
+    layout: Annotated[Layout | None, typer.Option(metavar="|".join(get_args(Layout)))] = None,
     seed: SeedOption = 0,
     format_name: Annotated[str, typer.Option("--format", "-f", metavar="FORMAT")] = AUTO,
     settings: Annotated[
         list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE")
     ] = None,
-    links: Literal["follow", "skip", "error"] | None = None,
+    links: Annotated[
+        Literal["follow", "skip", "error"] | None, typer.Option(metavar="follow|skip|error")
+    ] = None,
     prefix_shards: Annotated[bool, typer.Option("--prefix-shards")] = False,
     formats: Annotated[  # noqa: ARG001 - show_formats sees to it
         bool, typer.Option("--formats", is_eager=True, callback=show_formats)

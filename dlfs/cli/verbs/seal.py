@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def seal(
     target: TargetArgument,
     name: Annotated[str, typer.Argument(metavar="NAME")],
-    layout: Layout = "shuffled",
+    layout: Annotated[Layout, typer.Option(metavar="|".join(get_args(Layout)))] = "shuffled",
     seed: SeedOption = 0,
     skip_links: Annotated[bool, typer.Option("--skip-links")] = False,
     allow_empty: Annotated[bool, typer.Option("--allow-empty")] = False,

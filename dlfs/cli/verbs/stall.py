@@ -72,7 +72,9 @@ def stall(
     batch: Annotated[int, typer.Option(min=1)] = 256,
     seconds: Annotated[float, typer.Option(min=0.1)] = 10.0,
     step_ms: Annotated[float, typer.Option(min=0)] = 0.0,
-    shuffle: Literal["global", "chunk", "none"] = "global",
+    shuffle: Annotated[
+        Literal["global", "chunk", "none"], typer.Option(metavar="global|chunk|none")
+    ] = "global",
     memory: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     json: JsonOption = False,

@@ -42,7 +42,10 @@ def recipe(
     device: Annotated[str, typer.Argument(metavar="DEVICE")],
     address: AddressOption,
     allow: AllowOption,
-    kind: Annotated[Literal["nvmet", "nvmetcli", "spdk"], typer.Option("--kind", "-k")] = "nvmet",
+    kind: Annotated[
+        Literal["nvmet", "nvmetcli", "spdk"],
+        typer.Option("--kind", "-k", metavar="nvmet|nvmetcli|spdk"),
+    ] = "nvmet",
     nqn: NqnOption = "",
     port: PortOption = 4420,
     discovery_port: DiscoveryPortOption = 8009,
