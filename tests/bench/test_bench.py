@@ -28,6 +28,7 @@ from bench.targets import Targets
 from dlfs.base.units import KIB, MIB
 from dlfs.block import open_device
 from dlfs.errors import UsageError
+from tests.support.files import write_files
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
 NAMESPACE_BYTES = 96 * MIB
@@ -60,10 +61,7 @@ NAMES = [
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     folder = tmp_path_factory.mktemp("bench")
     corpus = folder / "corpus"
-    for number in range(40):
-        path = corpus / f"drivers{number % 3}" / f"file {number}.c"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"int x;\n" * number * 17)
+    write_files(corpus, {f"drivers{n % 3}/file {n}.c": b"int x;\n" * n * 17 for n in range(40)})
     with ScriptedTarget([Subsystem(DEFAULT_NQN, [Namespace(NAMESPACE_BYTES)])]) as target:
         settings = Settings(
             directory=folder,

@@ -27,6 +27,7 @@ from bench.progress import Progress, Stretch
 from bench.resources import descendants, peak_rss_bytes, pss_bytes
 from dlfs.base.json_records import from_json
 from dlfs.base.units import KIB
+from tests.support.files import write_files
 
 OURS = ("ours", "files", "packed", "images", "lmdb", "hdf5")
 PEERS = [peer for peer in all_peers().values() if type(peer).__module__.split(".")[-1] in OURS]
@@ -220,9 +221,7 @@ def test_touch_reads_and_gives_back() -> None:
 
 def test_a_corpus_is_listed_in_path_order(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
-    for name in ("b/x", "a-b", "a/y", "empty"):
-        (corpus / name).parent.mkdir(parents=True, exist_ok=True)
-        (corpus / name).write_bytes(name.encode() * (name != "empty"))
+    write_files(corpus, {"b/x": b"b/x", "a-b": b"a-b", "a/y": b"a/y", "empty": b""})
     (corpus / "link").symlink_to("a-b")
     total = list_corpus(corpus, tmp_path / "paths")
     data = Data("corpus", total, 1, str(corpus), str(tmp_path / "paths"))

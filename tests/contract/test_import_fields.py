@@ -23,6 +23,7 @@ import pytest
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume.volume import Volume
 from tests.contract.importing import example_messages, frame
+from tests.support.files import tar
 
 COUNT = 5
 TEXTS = ["", "nul \0 inside", "größer 大きい 🌍", "line\nbreak", "plain"]
@@ -69,21 +70,19 @@ def as_npy(array: Any) -> bytes:
 
 def webdataset(folder: Path) -> Written:
     path = folder / "x.tar"
-    with tarfile.open(path, "w") as archive:
-        for row in range(COUNT):
-            parts = {
-                "jpg": BLOBS[row],
-                "txt": TEXTS[row].encode(),
-                "cls": b"%d" % LABELS[row],
-                "wave.npy": as_npy(WAVES[row]),
-                "big.npy": as_npy(BIG[: row + 1]),
-                "grid.npy": as_npy(np.asfortranarray(GRIDS[row])),
-                "raw": BRAIN[row].tobytes(),
-            }
-            for name, data in parts.items():
-                header = tarfile.TarInfo(f"{row}.{name}")
-                header.size = len(data)
-                archive.addfile(header, io.BytesIO(data))
+    members = []
+    for row in range(COUNT):
+        parts = {
+            "jpg": BLOBS[row],
+            "txt": TEXTS[row].encode(),
+            "cls": b"%d" % LABELS[row],
+            "wave.npy": as_npy(WAVES[row]),
+            "big.npy": as_npy(BIG[: row + 1]),
+            "grid.npy": as_npy(np.asfortranarray(GRIDS[row])),
+            "raw": BRAIN[row].tobytes(),
+        }
+        members += [(f"{row}.{name}", data) for name, data in parts.items()]
+    path.write_bytes(tar(*members))
     samples = []
     for row in range(COUNT):
         with tarfile.open(path) as archive:

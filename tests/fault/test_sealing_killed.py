@@ -18,6 +18,7 @@ import dlfs
 from dlfs.base.units import MIB
 from dlfs.staging.area import StagingArea
 from dlfs.staging.sealer import Seal, Sealer
+from tests.support.files import write_files
 
 KILLS = int(os.environ.get("DLFS_SEAL_KILLS", "20"))
 
@@ -38,9 +39,7 @@ def write(folder: Path, draw: random.Random) -> dict[str, bytes]:
     """Write a directory with small and large files and one without files."""
     files = {f"{i % 5}/{i:03}": draw.randbytes(draw.randrange(9000)) for i in range(150)}
     files["large"] = draw.randbytes(3 * MIB)
-    for path, data in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
+    write_files(folder, files)
     (folder / "without/files").mkdir(parents=True)
     return files
 

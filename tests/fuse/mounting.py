@@ -25,6 +25,7 @@ from dlfs.cli.commands import app
 from dlfs.mount.mountpoint import find_mount, unmount
 from dlfs.mount.supervise.keeper import ENABLE_URING
 from tests.odd_names import old_writer
+from tests.support.files import write_files
 from tests.support.stopping import stop_process
 
 SECONDS_MAX = 100
@@ -71,10 +72,7 @@ def sample_tree(folder: Path, seed: int = 7) -> dict[bytes, bytes]:
         b"order/ab/c": b"4",
         b"order/a0": b"5",
     }
-    for path, data in files.items():
-        target = os.path.join(os.fsencode(folder), path)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        Path(os.fsdecode(target)).write_bytes(data)
+    write_files(folder, files)
     return files
 
 

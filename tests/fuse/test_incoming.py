@@ -36,6 +36,7 @@ from tests.fuse.mounting import (
     wait_for_exit,
 )
 from tests.fuse.test_semantics import writes
+from tests.support.files import write_files
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.fuse
@@ -62,11 +63,7 @@ class Writable:
     def begin(self, name: str, files: dict[str, bytes] | None = None) -> Path:
         """Write a dataset."""
         (self / name).mkdir()
-        for path, data in (files or {}).items():
-            file = self / name / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(data)
-        return self / name
+        return write_files(self / name, files or {})
 
     def seal(self, name: str, *options: str, alone: bool = False) -> dict[str, object]:
         """Seal a dataset, and return the report."""

@@ -45,6 +45,7 @@ from tests.fuse.mounting import (
     stopped,
     wait_for_exit,
 )
+from tests.support.files import flip_bit
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.fuse
@@ -273,12 +274,7 @@ def damage(volume_path: Path, dataset: str, path: bytes) -> None:
     """Flip one bit in the middle of a sample's bytes on the volume."""
     with dlfs.open(str(volume_path)) as volume, volume.dataset(dataset) as found:
         where = found.stat(found.index(path))
-    with open(volume_path, "r+b") as image:
-        offset = where.offset_bytes + where.length_bytes // 2
-        image.seek(offset)
-        byte = image.read(1)[0]
-        image.seek(offset)
-        image.write(bytes([byte ^ 4]))
+    flip_bit(volume_path, where.offset_bytes + where.length_bytes // 2, 2)
 
 
 def test_rule_13_damage_is_an_error(own_volume: Path, own_mount: Mount) -> None:

@@ -28,6 +28,7 @@ from dlfs.block.host import host_identity, host_nqn
 from tests.golden import c_reader
 from tests.native.test_native import ROOT, compile_target, configure
 from tests.support.datasets import random_samples
+from tests.support.files import flip_bit
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 from tests.support.volumes import new_volume, write_dataset
 
@@ -87,11 +88,7 @@ def damage(image: Path, dataset_name: str, index: int) -> dlfs.SampleInfo:
     """Flip one bit of the first byte of a sample."""
     with dlfs.open(str(image)) as volume, volume[dataset_name] as dataset:
         info = dataset.stat(index)
-    with image.open("r+b") as file:
-        file.seek(info.offset_bytes)
-        byte = file.read(1)[0]
-        file.seek(info.offset_bytes)
-        file.write(bytes([byte ^ 1]))
+    flip_bit(image, info.offset_bytes)
     return info
 
 

@@ -30,6 +30,7 @@ from tfrecord import TFRecordWriter, tfrecord_loader
 from dlfs.errors import DlfsError
 from dlfs.fields import FieldType, fields_of_json
 from dlfs.ingest.registry import find_format, make_options
+from tests.support.files import tar
 
 EXAMPLES = int(os.environ.get("DLFS_TEST_EXAMPLES", "15"))
 examples = settings(max_examples=EXAMPLES, deadline=None)
@@ -149,13 +150,9 @@ def member(name: str, value: Any) -> bytes:
 
 
 def write_shard(path: Path, keys: list[Row]) -> Path:
-    with tarfile.open(path, "w") as archive:
-        for number, key in enumerate(keys):
-            for name, value in key.items():
-                data = member(name, value)
-                header = tarfile.TarInfo(f"{number:04}.{name}")
-                header.size = len(data)
-                archive.addfile(header, io.BytesIO(data))
+    rows = [(number, name, key[name]) for number, key in enumerate(keys) for name in key]
+    members = [(f"{number:04}.{name}", member(name, value)) for number, name, value in rows]
+    path.write_bytes(tar(*members, layout=tarfile.PAX_FORMAT))
     return path
 
 

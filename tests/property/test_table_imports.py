@@ -35,6 +35,8 @@ from dlfs.fields import FieldType, fields_of_json
 from dlfs.ingest.importer import open_source
 from dlfs.ingest.registry import find_format, make_options
 from dlfs.ingest.source import Source
+from tests.support.files import tar
+from tests.unit.ingest.taking import COMPRESSORS
 
 EXAMPLES = int(os.environ.get("DLFS_TEST_EXAMPLES", "15"))
 examples = settings(max_examples=EXAMPLES, deadline=None)
@@ -365,12 +367,8 @@ def test_examples_are_what_tfrecord_reads(records: list[dict[str, Any]]) -> None
 def test_archives_and_environments_are_what_their_readers_read(files: dict[str, bytes]) -> None:
     with folder() as place:
         for suffix, form in ((".tar", tarfile.PAX_FORMAT), (".tar.gz", tarfile.GNU_FORMAT)):
-            mode = "w:gz" if suffix.endswith("gz") else "w"
-            with tarfile.open(place / f"x{suffix}", mode, format=form) as archive:  # type: ignore[call-overload]
-                for name, data in files.items():
-                    header = tarfile.TarInfo(name)
-                    header.size = len(data)
-                    archive.addfile(header, io.BytesIO(data))
+            packed = COMPRESSORS[suffix](tar(*files.items(), layout=form))
+            (place / f"x{suffix}").write_bytes(packed)
             got = take([place / f"x{suffix}"], "tar")
             assert {path: data for path, data, _ in got} == files
         with lmdb.open(str(place / "e")) as environment:
@@ -441,12 +439,8 @@ def damage(data: bytes, kind: str, at: float, size: int) -> bytes:
 def make_files(place: Path) -> dict[str, Path]:
     """A small file of each kind that is read in this process."""
     files = {f"{i}.{name}": b"%d" % i * 50 for i in range(4) for name in ("jpg", "cls")}
-    for suffix, mode in ((".tar", "w"), (".tar.gz", "w:gz")):
-        with tarfile.open(place / f"x{suffix}", mode) as archive:  # type: ignore[call-overload]
-            for name, data in files.items():
-                header = tarfile.TarInfo(name)
-                header.size = len(data)
-                archive.addfile(header, io.BytesIO(data))
+    for suffix in (".tar", ".tar.gz"):
+        (place / f"x{suffix}").write_bytes(COMPRESSORS[suffix](tar(*files.items())))
     writer = TFRecordWriter(str(place / "x.tfrecord"))
     for i in range(4):
         writer.write({"b": (b"%d" % i, "byte"), "i": (i, "int")}, {"s": ([[i], [i]], "int")})

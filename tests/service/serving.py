@@ -24,6 +24,7 @@ from dlfs.base.units import KIB, MIB
 from dlfs.service.control import ControlConnection
 from dlfs.service.protocol import GetStatistics, Statistics
 from tests.support.descriptors import open_names
+from tests.support.files import flip_bit
 from tests.support.processes import DlfsProcess
 
 SECONDS_MAX = 100
@@ -66,11 +67,7 @@ def damage(uri: str, *indices: int) -> None:
     with dlfs.open(uri) as volume, volume.dataset() as dataset:
         places = [dataset.stat(index) for index in indices]
     for place in places:
-        with open(place.member, "r+b") as member:
-            member.seek(place.offset_bytes)
-            byte = member.read(1)[0]
-            member.seek(place.offset_bytes)
-            member.write(bytes([byte ^ 1]))
+        flip_bit(place.member, place.offset_bytes)
 
 
 class Hurry:

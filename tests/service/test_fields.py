@@ -15,6 +15,7 @@ from dlfs.base.units import KIB, MIB
 from dlfs.errors import ChecksumError, ServiceLostError, UsageError
 from dlfs.service.protocol import DatasetState, OpenDataset
 from tests.service.serving import Service
+from tests.support.files import write_at
 
 COUNT = 50
 IMAGE_BYTES = 50_000
@@ -91,9 +92,7 @@ def test_a_service_reads_the_chosen_fields_alone(service: Service) -> None:
 
 def test_damage_of_other_fields_is_no_error(path: str, service: Service) -> None:
     place = Path(path).read_bytes().index(image_of(9)) + 100
-    with open(path, "r+b") as file:
-        file.seek(place)
-        file.write(bytes([image_of(9)[100] ^ 1]))
+    write_at(path, place, bytes([image_of(9)[100] ^ 1]))
     with dlfs.connect(service.uri) as volume, volume["d"] as dataset:
         check(dataset.read([9], fields=FIELDS))
         with pytest.raises(ChecksumError, match="sample 9 '09'"):

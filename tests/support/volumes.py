@@ -9,7 +9,10 @@ from itertools import repeat
 from typing import Any, TypeVar
 
 import dlfs
+from dlfs.format.geometry import DataSpace
 from dlfs.store.members import Members
+from dlfs.store.transaction import Generation
+from tests.support.files import flip_bit
 
 P = TypeVar("P", bound=Members)
 
@@ -70,6 +73,13 @@ def read_datasets(volume: dlfs.Volume | Members) -> dict[tuple[str, int], dict[b
             (info.name, info.version): read_dataset(opened, f"{info.name}@{info.version}")
             for info in opened.datasets()
         }
+
+
+def flip_copies(generation: Generation, space: DataSpace, address: int, *copies: int) -> None:
+    """Flip a bit of a byte of a volume on files, in some of its copies."""
+    for copy in copies:
+        member, offset = space.resolve(address, copy)
+        flip_bit(generation.members[member].device.uri.removeprefix("file:"), offset)
 
 
 def _opened(volume: dlfs.Volume | Members) -> AbstractContextManager[dlfs.Volume]:

@@ -25,6 +25,7 @@ from dlfs.errors import (
 from dlfs.format.geometry import DataSpace
 from dlfs.ingest.importer import import_dataset
 from dlfs.ingest.source import SampleBlock
+from tests.support.files import write_at
 from tests.support.forked import run_forked
 
 Rows = dict[bytes, dict[str, Any]]
@@ -236,9 +237,7 @@ def test_each_block_of_a_column_is_read_from_a_copy_that_has_it_right(
     space = DataSpace(geometry, record.split_data_runs(geometry.chunk_bytes)[1])
     for block, copy in ((3, 0), (5, 1)):  # of one chunk
         member, offset_bytes = space.resolve(block * 4096 + 7, copy)
-        with Path(uri.split(",")[member]).open("r+b") as file:
-            file.seek(offset_bytes)
-            file.write(b"\xee")
+        write_at(Path(uri.split(",")[member]), offset_bytes, b"\xee")
     with volume["ds"] as dataset:
         assert np.array_equal(dataset.column("x"), values)
     assert [finding.kind for finding in volume.verify()] == ["attributes"] * 2

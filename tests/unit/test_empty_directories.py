@@ -20,6 +20,7 @@ from dlfs.ingest.copying import copy_dataset
 from dlfs.ingest.export.targets import export_dataset
 from dlfs.ingest.importer import import_dataset, open_source
 from tests.golden.c_reader import mounted, opened
+from tests.support.files import write_files
 
 EMPTY = [b"a-/x", b"a/empty", b"b/c/d", b"z"]
 SAMPLES = {b"a/1": b"one", b"a/b/2": b"two", b"c": b"three"}
@@ -47,10 +48,7 @@ def volume(path: str) -> Iterator[dlfs.Volume]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a folder with the same files and directories as the dataset."""
-    folder = tmp_path / "folder"
-    for name, data in SAMPLES.items():
-        (folder / os.fsdecode(name)).parent.mkdir(parents=True, exist_ok=True)
-        (folder / os.fsdecode(name)).write_bytes(data)
+    folder = write_files(tmp_path / "folder", SAMPLES)
     for directory in EMPTY:
         (folder / os.fsdecode(directory)).mkdir(parents=True)
     return folder

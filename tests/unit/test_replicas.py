@@ -23,7 +23,8 @@ from dlfs.store.recorded import open_members
 from dlfs.store.transaction import Generation, load_generation
 from dlfs.volume.volume import Volume
 from tests.support.devices import Faults, FaultyDevice
-from tests.support.volumes import write_dataset
+from tests.support.files import write_at
+from tests.support.volumes import flip_copies, write_dataset
 
 MEMBERS = 3
 MEMBER_BYTES = 4 * MIB
@@ -67,10 +68,8 @@ def remove(path: str) -> None:
 
 
 def overwrite(path: str) -> None:
-    with open(path, "r+b") as file:
-        for offset in superblock_offsets(MEMBER_BYTES):
-            file.seek(offset)
-            file.write(b"x" * 4096)
+    for offset in superblock_offsets(MEMBER_BYTES):
+        write_at(path, offset, b"x" * 4096)
 
 
 def truncate(path: str) -> None:
@@ -139,10 +138,8 @@ def test_a_stale_member(uris: list[str]) -> None:
 
 
 def test_a_member_that_lags_by_one_is_a_crash_and_whole(uris: list[str]) -> None:
-    with open(uris[1], "r+b") as file:  # as if only the others got generation 2's superblocks
-        for offset in (superblock_offsets(MEMBER_BYTES)[0], superblock_offsets(MEMBER_BYTES)[2]):
-            file.seek(offset)
-            file.write(bytes(4096))
+    for copy in (0, 2):  # as if only the others got generation 2's superblocks
+        write_at(uris[1], superblock_offsets(MEMBER_BYTES)[copy], bytes(4096))
     with dlfs.open(uris) as volume:
         assert [m.state for m in volume.members] == ["current"] * MEMBERS
         assert read_all(volume) == SAMPLES
@@ -220,16 +217,6 @@ def test_a_member_that_is_back_is_seen_by_refresh(
 # ---- damage --------------------------------------------------------------------------------------
 
 
-def flip(generation: Generation, space: DataSpace, address: int, copies: tuple[int, ...]) -> None:
-    for copy in copies:
-        member, offset = space.resolve(address, copy)
-        with open(generation.members[member].device.uri, "r+b") as file:
-            file.seek(offset)
-            byte = file.read(1)[0]
-            file.seek(offset)
-            file.write(bytes([byte ^ 1]))
-
-
 def each_part(uris: list[str]) -> tuple[Generation, list[tuple[DataSpace, list[int]]]]:
     """The volume's spaces, with addresses in them whose bytes matter."""
     devices = open_members(uris)
@@ -252,7 +239,7 @@ def test_one_damaged_copy_of_anything_does_no_harm(uris: list[str], copy: int) -
     generation, parts = each_part(uris)
     for space, addresses in parts:
         for address in addresses:
-            flip(generation, space, address, (copy,))
+            flip_copies(generation, space, address, copy)
     with dlfs.open(uris) as volume:
         assert read_all(volume) == SAMPLES
         with volume["data"] as dataset:
@@ -266,15 +253,15 @@ def test_one_damaged_copy_of_anything_does_no_harm(uris: list[str], copy: int) -
 def test_damage_of_both_copies_is_an_error(uris: list[str]) -> None:
     generation, parts = each_part(uris)
     space, addresses = parts[2]
-    flip(generation, space, addresses[3], (0, 1))
+    flip_copies(generation, space, addresses[3], 0, 1)
     with dlfs.open(uris) as volume, pytest.raises(dlfs.ChecksumError, match=r"'data'"):
         read_all(volume)
     space, addresses = parts[1]
-    flip(generation, space, addresses[1], (0, 1))
+    flip_copies(generation, space, addresses[1], 0, 1)
     with dlfs.open(uris) as volume, pytest.raises(dlfs.ChecksumError, match=r"directory"):
         read_all(volume)
     space, addresses = parts[0]
-    flip(generation, space, addresses[1], (0, 1))
+    flip_copies(generation, space, addresses[1], 0, 1)
     with pytest.raises(dlfs.ChecksumError, match=r"catalog"):
         dlfs.open(uris)
 
@@ -394,7 +381,7 @@ def test_a_volume_is_made_with_as_many_copies_as_it_can_hold(tmp_path: Path) -> 
 def test_verify_names_the_member_of_a_damaged_copy(uris: list[str], copy: int) -> None:
     generation, parts = each_part(uris)
     for (space, addresses), kind in zip(parts, ("catalog", "directory", "sample"), strict=True):
-        flip(generation, space, addresses[1], (copy,))
+        flip_copies(generation, space, addresses[1], copy)
         with dlfs.open(uris) as volume:
             (finding,) = volume.verify()
         member, offset = space.resolve(addresses[1], copy)
@@ -402,7 +389,7 @@ def test_verify_names_the_member_of_a_damaged_copy(uris: list[str], copy: int) -
         if kind != "sample":
             assert finding.offset_bytes == offset
         assert uris[member] in finding.message
-        flip(generation, space, addresses[1], (copy,))
+        flip_copies(generation, space, addresses[1], copy)
     with dlfs.open(uris) as volume:
         told = []
         assert list(volume.verify(progress=lambda done, total: told.append((done, total)))) == []
@@ -412,7 +399,7 @@ def test_verify_names_the_member_of_a_damaged_copy(uris: list[str], copy: int) -
 def test_verify_tells_of_damage_in_both_copies(uris: list[str]) -> None:
     generation, parts = each_part(uris)
     space, addresses = parts[2]
-    flip(generation, space, addresses[2], (0, 1))
+    flip_copies(generation, space, addresses[2], 0, 1)
     with dlfs.open(uris) as volume:
         findings = list(volume.verify())
     assert {finding.member for finding in findings} == {
@@ -431,7 +418,7 @@ def test_verify_of_a_degraded_volume(uris: list[str], lose: Callable[[str], None
     generation, parts = each_part(uris)
     space, addresses = parts[2]
     there = next(a for a in addresses if space.resolve(a)[0] == 0)
-    flip(generation, space, there, (0,))
+    flip_copies(generation, space, there, 0)
     with dlfs.open(uris) as volume:
         assert [(f.kind, f.member) for f in volume.verify()] == [
             ("member", uris[2]),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from tests.support.files import write_at
 from tests.support.volumes import new_volume, write_dataset
 
 
@@ -55,9 +56,7 @@ def test_batches(volume):
 def test_batches_with_failures(volume):
     with volume["digits"] as dataset:
         place = dataset.stat(4)
-        with open(place.member, "r+b") as member:
-            member.seek(place.offset_bytes)
-            member.write(b"y")
+        write_at(place.member, place.offset_bytes, b"y")
         batch = dataset.read([3, 4], on_error="skip")
         assert repr(batch) == "<Batch of dataset 'digits': 1 sample, 1.0 KiB, 1 failed>"
 

@@ -24,6 +24,7 @@ from dlfs.adapters.files import directories
 from dlfs.adapters.fsspec import BATCH_BYTES, DlfsFileSystem
 from dlfs.adapters.grouping import group_by_bytes
 from dlfs.base.extras import install_command
+from tests.support.files import write_at
 from tests.unit.adapters.conftest import COUNT
 
 
@@ -297,9 +298,7 @@ def test_a_damaged_sample_gives_no_bytes(fs, make_volume):
     path = make_volume(data={"good": b"g" * 5000, "bad": b"b" * 5000})
     with dlfs.open(str(path)) as volume, volume["data"] as dataset:
         offset = dataset.stat(dataset.index("bad")).offset_bytes
-    with open(path, "r+b") as file:
-        file.seek(offset + 4999)
-        file.write(b"x")
+    write_at(path, offset + 4999, b"x")
     base = f"{path}!/data"
     for read in (fs.cat_file, lambda path: fs.open(path).read()):
         with pytest.raises(dlfs.ChecksumError, match="bad"):

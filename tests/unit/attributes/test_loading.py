@@ -23,6 +23,7 @@ from dlfs.format.geometry import DataSpace
 from dlfs.store.members import close_devices
 from dlfs.store.recorded import open_members
 from dlfs.store.transaction import Generation, load_generation
+from tests.support.volumes import flip_copies
 
 COUNT = 3000
 COLUMNS = {"a": np.arange(COUNT), "b": np.arange(COUNT) * 0.5}
@@ -55,12 +56,8 @@ def flip(generation: Generation, column: int, copy: int) -> None:
     space = DataSpace(generation.geometry, record.data_runs)
     extent = record.attribute_extent
     assert extent is not None
-    member, offset = space.resolve(extent.address + extent.head_bytes + column * 24576, copy)
-    with open(generation.devices[member].uri.removeprefix("file:"), "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
+    address = extent.address + extent.head_bytes + column * 24576
+    flip_copies(generation, space, address, copy)
 
 
 def check(table: AttributeTable) -> None:

@@ -17,6 +17,7 @@ from dlfs.base.units import KIB, MIB
 from dlfs.connection.connection import LocalConnection
 from dlfs.dataset import dataset as datasets
 from dlfs.errors import ClosedError
+from tests.support.files import flip_bit
 
 WAIT_S = 100
 
@@ -57,11 +58,7 @@ def damaged(dataset: dlfs.Dataset) -> dlfs.Batch:
     place = dataset.stat(3)
     with dlfs.open(place.member) as volume, volume.writer("other") as writer:
         writer.add("x", b"")
-    with open(place.member, "r+b") as file:
-        file.seek(place.offset_bytes)
-        byte = file.read(1)[0]
-        file.seek(place.offset_bytes)
-        file.write(bytes([byte ^ 1]))
+    flip_bit(place.member, place.offset_bytes)
     return dataset.read([3], on_error="skip")
 
 

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 import dlfs
+from tests.support.files import flip_bit, write_files
 
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
+    arrays = {f"{number}.raw": np.full((2, 2), number, np.uint8).tobytes() for number in range(3)}
     for label in ("cat", "dog"):
-        (tmp_path / "images" / label).mkdir(parents=True)
-        for number in range(3):
-            array = np.full((2, 2), number, np.uint8)
-            (tmp_path / "images" / label / f"{number}.raw").write_bytes(array.tobytes())
+        write_files(tmp_path / "images" / label, arrays)
     return tmp_path / "images"
 
 
@@ -85,9 +84,7 @@ def test_options_that_are_wrong(run, volume, images, options, message) -> None:
 
 def test_info_of_a_volume_with_damaged_attributes(run, volume, images) -> None:
     assert run("import", images, volume, "-n", "images", "--label-from-path").code == 0
-    raw = bytearray(volume.read_bytes())
-    raw[raw.index(b"DLFSATT1") + 60] ^= 1
-    volume.write_bytes(raw)
+    flip_bit(volume, volume.read_bytes().index(b"DLFSATT1") + 60)
     done = run("info", volume)
     assert done.code == 0
     assert "read attributes: expected CRC32C" in done.err
@@ -97,9 +94,7 @@ def test_info_of_a_volume_with_damaged_attributes(run, volume, images) -> None:
 
 
 def test_an_import_appends_the_same_attributes_or_declared_ones(run, volume, tmp_path) -> None:
-    for folder in ("old/cat", "new/dog"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / folder.replace("/", "-")).write_bytes(b"x")
+    write_files(tmp_path, {"old/cat/old-cat": b"x", "new/dog/new-dog": b"x"})
     old, new = str(tmp_path / "old"), str(tmp_path / "new")
     assert run("import", old, volume, "--name", "pets", "--label-from-path").code == 0
     append = ["import", new, volume, "--name", "pets", "--append"]

@@ -15,6 +15,7 @@ from dlfs.base.units import format_bytes
 from dlfs.cli.environment import complete_arguments
 from dlfs.cli.verb import Verb
 from dlfs.service.control import ControlConnection
+from tests.support.files import write_files
 from tests.unit.cli.commands import COMMAND, VERBS
 
 
@@ -54,8 +55,7 @@ def test_examples_parse(verb: str) -> None:
 
 
 def test_quiet(run, volume, tmp_path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a").write_bytes(b"x")
+    write_files(tmp_path / "in", {"a": b"x"})
     done = run("import", tmp_path / "in", volume, "--name", "one", "--quiet")
     assert (done.code, done.out, done.err) == (0, b"", "")
     assert run("-q", "verify", volume).err == ""
@@ -106,8 +106,7 @@ def test_the_volume_may_be_left_out(run, default, tmp_path) -> None:
 
 
 def test_the_volume_may_be_given_all_the_same(run, default, tmp_path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a").write_bytes(b"x")
+    write_files(tmp_path / "in", {"a": b"x"})
     other = tmp_path / "other.img"
     assert run("format", other, "--size", "8MiB").code == 0
     assert run("import", "in", "other.img", "--name", "other").code == 0
@@ -173,8 +172,7 @@ def test_formats_as_json(run) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_json_is_ignored(run, volume, tmp_path, verb) -> None:
     """With --json, all that verbs print on stdout is one document, and there is one."""
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a").write_bytes(b"x")
+    write_files(tmp_path / "in", {"a": b"x"})
     commands = {
         "format": ["format", tmp_path / "new.img", "--size", "4MiB"],
         "import": ["import", tmp_path / "in", volume, "--name", "new"],
@@ -267,9 +265,7 @@ def test_messages(run, volume, tmp_path, monkeypatch, arguments) -> None:
     """One line that begins with dlfs, without Python's words: see ``check_message``."""
     connect = ControlConnection._connect  # tries once, instead of for ten seconds
     monkeypatch.setattr(ControlConnection, "_connect", lambda self, _deadline: connect(self, 0.0))
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "a").write_bytes(b"x")
+    folder = write_files(tmp_path / "folder", {"a": b"x"})
     words = [word.replace("VOLUME", str(volume)).replace("DIR", str(folder)) for word in arguments]
     done = run(*words)
     assert done.code != 0

@@ -10,6 +10,7 @@ import pytest
 import dlfs
 from dlfs.fabric.discovery import DISCOVERY_NQN
 from dlfs.fabric.keys import generate_key, write_key
+from tests.support.files import write_at
 from tests.support.nvme import DiscoveryRecord, ScriptedTarget, Subsystem
 from tests.support.nvme.authentication import Authentication
 from tests.support.nvme.tls import TlsProxy, lacks_openssl
@@ -72,10 +73,8 @@ def test_json(run, tmp_path: Path) -> None:
 
 def test_a_damaged_member_is_named(run, tmp_path: Path) -> None:
     _, (path,) = make_volume(tmp_path, "pool", 1)
-    with path.open("r+b") as file:
-        for copy in dlfs.open(str(path)).info().members[0].superblocks:
-            file.seek(copy.offset_bytes + 100)
-            file.write(b"damage")
+    for copy in dlfs.open(str(path)).info().members[0].superblocks:
+        write_at(path, copy.offset_bytes + 100, b"damage")
     with ScriptedTarget([subsystem("x", [serve(path)])]) as target:
         done = run("discover", f"127.0.0.1:{target.port}")
     assert (done.code, "expected a superblock in one of three places" in done.err) == (0, True)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from tests.support.files import write_at
 from tests.support.volumes import write_dataset
 from tests.unit.cli.terminal import _follow
 
@@ -100,9 +101,7 @@ def test_progress_is_shown_on_a_terminal_only(volume, tmp_path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_data_goes_to_a_file_beside_a_progress_bar(volume, options) -> None:
-    with volume.open("r+b") as file:
-        file.seek(100)
-        file.write(b"damage")
+    write_at(volume, 100, b"damage")
     ours, theirs = pty.openpty()
     done = subprocess.Popen(
         [*DLFS, "verify", volume, *options], stdout=subprocess.PIPE, stderr=theirs

@@ -18,6 +18,7 @@ from dlfs.format.geometry import DataSpace
 from dlfs.store.members import close_devices
 from dlfs.store.recorded import open_members
 from dlfs.store.transaction import load_generation
+from tests.support.files import write_at
 from tests.support.volumes import write_dataset
 
 Run = Callable[..., Any]
@@ -166,9 +167,7 @@ def test_what_is_beyond_repair(uris: list[str], run: Run) -> None:
     space = DataSpace(generation.geometry, record.data_runs)
     for copy in range(2):
         member, offset = space.resolve(500, copy)
-        with open(uris[member], "r+b") as file:
-            file.seek(offset)
-            file.write(b"xyz")
+        write_at(uris[member], offset, b"xyz")
     done = run("repair", ",".join(uris))
     assert done.code == ExitCode.DAMAGE
     assert "cannot be repaired: sample" in done.err
@@ -177,9 +176,7 @@ def test_what_is_beyond_repair(uris: list[str], run: Run) -> None:
 def test_a_damaged_superblock_is_repaired_without_replicas(run: Run, tmp_path: Path) -> None:
     volume = tmp_path / "volume.img"
     assert run("format", volume, "--size", "4MiB").code == 0
-    with volume.open("r+b") as file:
-        file.seek(64 * 1024)  # slot B, which holds generation 1
-        file.write(b"damage" * 100)
+    write_at(volume, 64 * 1024, b"damage" * 100)  # slot B, which holds generation 1
     assert run("verify", volume).code == ExitCode.DAMAGE
     done = run("repair", volume, "--json")
     assert (done.code, done.json["written_bytes"]) == (0, 4096), done.err

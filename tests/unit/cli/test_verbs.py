@@ -13,15 +13,8 @@ import pytest
 import dlfs
 from dlfs.dataset.writer import DatasetWriter
 from dlfs.reader import parts
+from tests.support.files import flip_bit, write_files
 from tests.support.volumes import new_volume, write_dataset
-
-
-def flip_bit(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
 
 
 def flip_sample(run, volume: Path, *which: str) -> dict:
@@ -110,20 +103,13 @@ def test_uri(run) -> None:
 # ---- import, export ------------------------------------------------------------------------------
 
 
-def make_tree(folder: Path, samples: dict[bytes, bytes]) -> None:
-    for name, data in samples.items():
-        path = Path(os.fsdecode(os.fsencode(folder) + b"/" + name))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-
-
 def read_tree(folder: Path) -> dict[bytes, bytes]:
     files = (path for path in folder.rglob("*") if path.is_file())
     return {os.fsencode(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def test_import_and_export_a_folder(run, volume, samples, tmp_path) -> None:
-    make_tree(tmp_path / "source", samples)
+    write_files(tmp_path / "source", samples)
     done = run("import", tmp_path / "source", volume, "--name", "tree", "--json")
     assert done.code == 0
     assert done.json["dataset"]["sample_count"] == len(samples)
@@ -135,22 +121,22 @@ def test_import_and_export_a_folder(run, volume, samples, tmp_path) -> None:
 
 
 def test_import_appends_in_the_layout_of_the_version_before(run, volume, tmp_path) -> None:
-    make_tree(tmp_path / "source", {b"a": b"a"})
+    write_files(tmp_path / "source", {b"a": b"a"})
     command = ["import", tmp_path / "source", volume, "--name", "tree", "--json"]
     assert run(*command).json["dataset"]["layout"] == "shuffled"
     assert run(*command, "--layout", "path").json["dataset"]["layout"] == "path"
-    make_tree(tmp_path / "source", {b"b": b"b"})
+    write_files(tmp_path / "source", {b"b": b"b"})
     done = run(*command, "--append", "--skip-existing")
     assert (done.json["dataset"]["version"], done.json["dataset"]["layout"]) == (3, "path")
 
 
 def test_import_appends_what_is_new(run, volume, samples, tmp_path) -> None:
-    make_tree(tmp_path / "source", samples)
+    write_files(tmp_path / "source", samples)
     command = ["import", tmp_path / "source", volume, "--name", "tree"]
     assert run(*command, "--append").code == 3
     assert run(*command, "--skip-existing").code == 2
     assert run(*command).code == 0
-    make_tree(tmp_path / "source", {b"new/1": b"1", b"new/2": b"2"})
+    write_files(tmp_path / "source", {b"new/1": b"1", b"new/2": b"2"})
     refused = run(*command, "--append").err
     assert "it was added already; --skip-existing leaves out samples that" in refused
     done = run(*command, "--append", "--skip-existing", "--json")
@@ -231,7 +217,7 @@ def test_import_wants_source_and_volume(run, volume) -> None:
 
 def test_import_says_that_the_volume_comes_last(run, volume, tmp_path) -> None:
     photos = tmp_path / "photos"
-    make_tree(photos, {b"a": b"1"})
+    write_files(photos, {b"a": b"1"})
     swapped = run("import", volume, photos, "--name", "d")
     assert swapped.code == 2
     assert f"the volume comes last, got the volume {volume} first" in swapped.err
@@ -270,7 +256,7 @@ def test_import_of_what_does_not_fit_changes_nothing(run, volume, tmp_path) -> N
 
 
 def test_interrupted_import_changes_nothing(run, volume, samples, tmp_path, monkeypatch) -> None:
-    make_tree(tmp_path / "source", samples)
+    write_files(tmp_path / "source", samples)
     add_batch = DatasetWriter.add_batch
 
     def interrupted(*arguments, **named) -> None:
@@ -287,7 +273,7 @@ def test_interrupted_import_changes_nothing(run, volume, samples, tmp_path, monk
 
 
 def test_second_writer_is_reported_of_the_first(run, volume, tmp_path) -> None:
-    make_tree(tmp_path / "source", {b"x": b"x"})
+    write_files(tmp_path / "source", {b"x": b"x"})
     with dlfs.open(str(volume)) as opened, opened.writer("first") as writer:
         writer.add("y", b"y")
         done = run("import", tmp_path / "source", volume, "--name", "second")
@@ -506,8 +492,7 @@ def test_import_lists_its_formats(run) -> None:
 
 
 def test_import_takes_a_format_and_its_options(run, volume, tmp_path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a").write_bytes(b"x")
+    write_files(tmp_path / "in", {"a": b"x"})
     (tmp_path / "in" / "b").symlink_to("a")
     source = tmp_path / "in"
     options = ["--format", "folder", "--option", "links=skip"]

@@ -14,6 +14,7 @@ from dlfs.connection.previous_version import SharedChunks
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import ExistsError, NotFoundError, UsageError
 from dlfs.store.chunk_reader import Window, scan_space
+from tests.support.files import write_at
 from tests.support.volumes import write_dataset
 
 CHUNK_BYTES = 4096
@@ -199,9 +200,7 @@ def test_verification_and_repair_read_shared_chunks_once(
     count = 0
     assert dlfs.repair(uris).damaged == ()
     assert count < 2 * (newest + 4 * directories)
-    with open(uris[member], "r+b") as file:  # one copy of a sample that all versions have
-        file.seek(offset + 10)
-        file.write(b"damaged")
+    write_at(uris[member], offset + 10, b"damaged")  # one copy of a sample that all versions have
     with dlfs.open(uris) as volume:
         assert [(found.kind, found.version) for found in volume.verify()] == [
             ("sample", version) for version in (1, 2, 3, 4)

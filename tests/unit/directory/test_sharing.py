@@ -28,6 +28,7 @@ from dlfs.directory import (
     load_directory,
 )
 from dlfs.errors import ChecksumError, ClosedError, DeviceError, FormatError, UsageError
+from tests.support.files import flip_bit
 
 CHUNK = 4096
 PATHS = [b"d/%05d" % n for n in range(3000)]
@@ -282,9 +283,7 @@ def test_loader_that_fails_leaves_nothing(segment: Segment, root: Path) -> None:
 def test_bad_bytes_are_never_published(
     segment: Segment, root: Path, part: str, shared: bool
 ) -> None:
-    data = bytearray(segment.path.read_bytes())
-    data[-5000 if part == "names" else segment.sizes.entries_bytes - 5000] ^= 1
-    segment.path.write_bytes(data)
+    flip_bit(segment.path, -5000 if part == "names" else segment.sizes.entries_bytes - 5000)
 
     with pytest.raises(ChecksumError, match=f"{part} of dataset t at byte"):
         segment.open(root if shared else None).name(0)

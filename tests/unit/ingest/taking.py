@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from typer.testing import CliRunner
 
 import dlfs
@@ -19,6 +23,16 @@ from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.source import Layout, Source
 from dlfs.volume.volume import Volume
 from tests.support.volumes import read_dataset
+
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    ".tar": bytes,
+    ".tar.gz": gzip.compress,
+    ".tgz": gzip.compress,
+    ".tar.bz2": bz2.compress,
+    ".tar.xz": lzma.compress,
+    ".tar.zst": zstandard.ZstdCompressor().compress,
+}
+"""By the end of an archive's name."""
 
 Taken = dict[str, tuple[bytes, dict[str, Any]]]
 """Bytes and attributes, by path."""
@@ -79,15 +93,3 @@ def import_all(volume: Volume, path: Path, **options: Any) -> dict[str, bytes]:
     import_dataset(volume, source, "n")
     source.close()
     return contents(volume, "n")
-
-
-def flip(path: Path, offset: int) -> None:
-    """Flip a bit of a file; a negative offset counts from its end."""
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
-
-
-def cut(path: Path, size: int) -> None:
-    """Cut a file; a negative size counts from its end."""
-    path.write_bytes(path.read_bytes()[:size])

@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import math
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tfrecord import TFRecordWriter
 from dlfs.errors import FormatError
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume.volume import Volume
+from tests.support.files import tar
 from tests.unit.ingest.taking import take
 
 KINDS = {"b": "byte", "t": "byte", "i": "int", "f": "float", "v": "float"}
@@ -101,12 +101,8 @@ def test_tfrecords_with_empty_features_and_declared_types(tmp_path: Path, volume
 
 
 def write_shard(path: Path, *keys: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w") as archive:
-        for number, members in enumerate(keys):
-            for extension, data in members.items():
-                header = tarfile.TarInfo(f"{number}.{extension}")
-                header.size = len(data)
-                archive.addfile(header, io.BytesIO(data))
+    numbered = [(f"{number}.{name}", key[name]) for number, key in enumerate(keys) for name in key]
+    path.write_bytes(tar(*numbered))
     return path
 
 

@@ -16,6 +16,7 @@ from dlfs.errors import DlfsError, FormatError, TruncatedError, UsageError
 from dlfs.ingest.arrays.rows import ArraySource
 from dlfs.ingest.importer import open_source
 from dlfs.ingest.isolation import source as isolation
+from tests.support.files import flip_bit, write_at
 from tests.unit.ingest.array_writers import (
     rows_of,
     take,
@@ -168,10 +169,8 @@ def test_hdf5_lengths_of_two_gib_are_refused(hdf5: Any) -> None:
         vectors[row] = np.arange(7, dtype=np.uint8)
     at = vectors.id.get_offset() + 16  # the second vector: its length, and where it is
     path = finished(hdf5)
-    content = bytearray(path.read_bytes())
-    assert content[at : at + 4] == b"\7\0\0\0"
-    content[at + 3] ^= 0x80
-    path.write_bytes(content)
+    assert path.read_bytes()[at : at + 4] == b"\7\0\0\0"
+    flip_bit(path, at + 3, 7)
     source = open_source(path)
     with pytest.raises(DlfsError, match=r"data\.h5: x, rows 0\.\.3: .*(memory|heap object)"):
         take(source)  # type: ignore[arg-type]
@@ -218,9 +217,8 @@ def test_netcdf_headers_that_make_no_sense(tmp_path: Path) -> None:
     whole = path.read_bytes()
     assert whole[8:12] == bytes([0, 0, 0, 10])
     for place, got in ((11, "the tag"), (12, "entries"), (whole.index(b"\0\0\0\5"), "a type")):
-        data = bytearray(whole)
-        data[place] ^= 0x40
-        path.write_bytes(data)
+        path.write_bytes(whole)
+        flip_bit(path, place, 6)
         with pytest.raises(DlfsError, match=rf"data\.nc: .*({got}|bytes)"):
             open_arrays(path)
 
@@ -427,9 +425,7 @@ def test_npy_versions(tmp_path: Path, version: tuple[int, int]) -> None:
     with open(tmp_path / "x.npy", "wb") as file:
         np.lib.format.write_array(file, VALUES, version=version)
     assert take(open_arrays(tmp_path / "x.npy")) == rows_of("x", VALUES)
-    data = bytearray((tmp_path / "x.npy").read_bytes())
-    data[6] = 9
-    (tmp_path / "x.npy").write_bytes(data)
+    write_at(tmp_path / "x.npy", 6, b"\x09")
     with pytest.raises(FormatError, match=r"x\.npy: expected a readable file"):
         open_arrays(tmp_path / "x.npy")
 

@@ -21,7 +21,8 @@ from dlfs.ingest.formats.arrow import ArrowOptions, ArrowSource
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.tables import files as tables
 from dlfs.volume.volume import Volume
-from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take
+from tests.support.files import cut, flip_bit
+from tests.unit.ingest.taking import import_all, import_by_command, refused, take
 
 COUNT = 300
 IMAGES = [bytes([i % 251]) * (i * 13 % 997) for i in range(COUNT)]
@@ -268,7 +269,7 @@ def test_a_flipped_bit_in_a_parquet_page_is_reported(volume: Volume, tmp_path: P
     path = tmp_path / "x.parquet"
     write_parquet(table().select(["image"]), path, compression="none", use_dictionary=False)
     group = pa.parquet.ParquetFile(path).metadata.row_group(1).column(0)
-    flip(path, group.data_page_offset + group.total_compressed_size - 5)
+    flip_bit(path, group.data_page_offset + group.total_compressed_size - 5)
     with refused(volume, FormatError, f"{path}: row 110: the file is damaged: .*CRC"):
         import_all(volume, path)
 
@@ -279,7 +280,7 @@ def test_a_flipped_offset_in_a_batch_is_reported(volume: Volume, tmp_path: Path,
     WRITERS[name](table().select(["image"]), path)
     offsets = np.cumsum([0, *map(len, IMAGES[70:140])]).astype(np.int32)
     at = path.read_bytes().index(offsets.tobytes())
-    flip(path, at + 4 * 35 + 3)
+    flip_bit(path, at + 4 * 35 + 3)
     with refused(volume, FormatError, f"{path}: row 70: the file is damaged"):
         import_all(volume, path)
 
@@ -291,7 +292,7 @@ def test_no_flipped_bit_ends_otherwise_than_in_a_typed_error(tmp_path: Path, nam
     whole = path.read_bytes()
     messages = []
     for offset in range(0, len(whole), max(1, len(whole) // 150)):
-        flip(path, offset)
+        flip_bit(path, offset)
         try:
             take(open_source(path, format_name="parquet" if name == "x.parquet" else "arrow"))
         except DlfsError as error:

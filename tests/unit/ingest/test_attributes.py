@@ -14,6 +14,7 @@ from dlfs.ingest.formats.folder import FolderSource
 from dlfs.ingest.importer import ImportReport, import_dataset
 from dlfs.ingest.source import SampleBlock
 from dlfs.volume.volume import Volume
+from tests.support.files import write_files
 
 PATHS = [f"{split}/{label}/{i:02}.bin" for split in ("test", "train") for label in ("cat", "dog")
          for i in range(3)]  # fmt: skip
@@ -21,11 +22,7 @@ PATHS = [f"{split}/{label}/{i:02}.bin" for split in ("test", "train") for label 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for path in PATHS:
-        file = tmp_path / "data" / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(path.encode())
-    return tmp_path / "data"
+    return write_files(tmp_path / "data", {path: path.encode() for path in PATHS})
 
 
 def run(volume: Volume, folder: Path, *rules: Any) -> ImportReport:

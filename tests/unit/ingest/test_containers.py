@@ -14,6 +14,7 @@ from dlfs.errors import FormatError, UsageError
 from dlfs.ingest.attributes import PathRule, TableRule
 from dlfs.ingest.importer import open_source
 from dlfs.volume.volume import Volume
+from tests.support.files import write_files
 from tests.unit.ingest.taking import import_all, refused, take
 
 
@@ -36,9 +37,7 @@ from tests.unit.ingest.taking import import_all, refused, take
 def test_containers_in_a_folder_are_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, names: list[str], expected: str | None
 ) -> None:
-    for name in names:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"data")
+    write_files(tmp_path, dict.fromkeys(names, b"data"))
     with caplog.at_level(logging.WARNING):
         source = open_source(tmp_path)
     assert set(take(source)) == set(names)
@@ -50,9 +49,7 @@ def test_containers_in_a_folder_are_warned_of(
 
 def test_hidden_files_make_no_class(volume: Volume, tmp_path: Path) -> None:
     files = [".git/config", ".git/x/y", ".DS_Store", "b/1", "b/._1", "b/.x/2", "a/2", "a/.DS_Store"]
-    for name in files:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(name.encode())
+    write_files(tmp_path, {name: name.encode() for name in files})
     (tmp_path / "b" / ".broken").symlink_to("nothing")
     source = open_source(tmp_path, format_name="imagefolder")
     assert take(source) == {

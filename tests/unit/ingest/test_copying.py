@@ -14,6 +14,7 @@ import pytest
 import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.ingest import copying
+from tests.support.files import write_at
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
 SAMPLES = {f"{number:03}": bytes([number]) * (number * 100) for number in range(200)}
@@ -107,9 +108,7 @@ def test_a_full_target_stays_as_it_was(tmp_path: Path, source: str) -> None:
 def test_a_damaged_sample_ends_the_copy(source: str, target: str) -> None:
     with dlfs.open(source) as volume, volume["d"] as original:
         place = original.stat(150)
-        with open(source, "r+b") as file:
-            file.seek(place.offset_bytes)
-            file.write(b"\xff")
+        write_at(source, place.offset_bytes, b"\xff")
         with dlfs.open(target) as other, pytest.raises(dlfs.ChecksumError, match="150"):
             dlfs.copy_dataset(original, other)
     assert contents(target) == []

@@ -33,6 +33,7 @@ from dlfs.ingest.export.targets import export_dataset, export_kind, export_strea
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.progress import Progress
 from dlfs.volume.volume import Volume
+from tests.support.files import write_at
 from tests.support.volumes import new_volume, read_dataset, write_dataset
 
 FILES = {
@@ -291,10 +292,8 @@ def damaged(tmp_path: Path) -> Iterator[Dataset]:
                 writer.add(f"d/{number}", bytes([number]) * 5000, attributes={"n": number})
         with volume["d"] as found:
             places = [found.stat(number).offset_bytes for number in (2, 5)]
-    with image.open("r+b") as file:
-        for place in places:
-            file.seek(place + 100)
-            file.write(b"wrong")
+    for place in places:
+        write_at(image, place + 100, b"wrong")
     with dlfs.open(str(image)) as volume, volume["d"] as found:
         yield found
 

@@ -12,6 +12,7 @@ from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, NotFoun
 from dlfs.ingest.formats.file_list import ListOptions
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume.volume import Volume
+from tests.support.files import write_files
 from tests.unit.ingest.taking import import_all, import_by_command, refused, take
 
 FILES = {f"d{i % 3}/{i}.jpg": b"%d" % i * i for i in range(50)}
@@ -20,10 +21,7 @@ FILES = {f"d{i % 3}/{i}.jpg": b"%d" % i * i for i in range(50)}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Files, more than any list here names."""
-    for path, data in (FILES | {"d0/unlisted": b"?"}).items():
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_bytes(data)
-    return tmp_path
+    return write_files(tmp_path, FILES | {"d0/unlisted": b"?"})
 
 
 def test_lines_are_paths_in_their_order(volume: Volume, folder: Path) -> None:

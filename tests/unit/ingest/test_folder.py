@@ -19,13 +19,8 @@ from dlfs.errors import DeviceError, LimitError, NotFoundError, UsageError
 from dlfs.ingest import files as files_module
 from dlfs.ingest.formats.folder import FolderSource
 from dlfs.ingest.source import BUFFER_BYTES
-
-
-def make(root: Path, files: dict[bytes, bytes]) -> None:
-    for name, content in files.items():
-        path = root / os.fsdecode(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+from tests.support.files import write_files
+from tests.unit.ingest.taking import take as take_all
 
 
 def take(
@@ -38,12 +33,8 @@ def take(
 ) -> list[Any]:
     source = FolderSource(root, **options)
     source.buffer_bytes = buffer_bytes
-    got = []
-    for block in source.blocks(layout=layout, seed=seed):
-        spans = zip(block.paths, block.offsets.tolist(), block.lengths.tolist(), strict=True)
-        got += [(path, block.data[at : at + size].tobytes()) for path, at, size in spans]
-    source.close()
-    return got
+    got = take_all(source, layout=layout, seed=seed)
+    return [(os.fsencode(path), data) for path, (data, _) in got.items()]
 
 
 FILES = {
@@ -60,7 +51,7 @@ FILES = {
 
 
 def test_takes_every_file_in_path_order(tmp_path: Path) -> None:
-    make(tmp_path, FILES)
+    write_files(tmp_path, FILES)
     source = FolderSource(tmp_path)
     assert source.sample_count == len(FILES)
     assert source.sample_bytes == sum(map(len, FILES.values()))
@@ -71,7 +62,7 @@ def test_takes_every_file_in_path_order(tmp_path: Path) -> None:
 
 def test_shuffled_is_another_order_of_the_same_by_the_seed(tmp_path: Path) -> None:
     files = {b"%03d" % i: b"%d" % i for i in range(200)}
-    make(tmp_path, files)
+    write_files(tmp_path, files)
     one, two = (take(tmp_path, layout="shuffled", seed=seed) for seed in (1, 2))
     assert one != two
     assert sorted(one) == sorted(two) == sorted(files.items())
@@ -85,7 +76,7 @@ def test_buffers_of_any_size_give_the_same(
 ) -> None:
     monkeypatch.setattr(files_module, "THREADS", threads)
     files = {b"%03d" % i: b"%d" % i * i for i in range(64)}
-    make(tmp_path, files)
+    write_files(tmp_path, files)
     got = take(tmp_path, layout="shuffled", seed=3, buffer_bytes=buffer_bytes)
     assert sorted(got) == sorted(files.items())
 
@@ -95,7 +86,7 @@ def test_an_empty_folder_has_no_samples(tmp_path: Path) -> None:
 
 
 def test_lists_directories_without_samples(tmp_path: Path) -> None:
-    make(tmp_path, {b"kept/below/file": b"x"})
+    write_files(tmp_path, {b"kept/below/file": b"x"})
     (tmp_path / "empty" / "nested").mkdir(parents=True)
     (tmp_path / "kept" / "empty").mkdir()
     found = FolderSource(tmp_path).empty_directories
@@ -107,22 +98,22 @@ def test_skips_and_counts_special_files(tmp_path: Path) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "socket"))
     listener.close()
-    make(tmp_path, {b"file": b"x"})
+    write_files(tmp_path, {b"file": b"x"})
     source = FolderSource(tmp_path)
     assert source.skipped == {"special file": 2}
     assert take(tmp_path) == [(b"file", b"x")]
 
 
 def test_follows_links_to_files_and_folders(tmp_path: Path) -> None:
-    make(tmp_path / "outside", {b"x/y": b"1"})
-    make(tmp_path / "in", {b"z": b"2"})
+    write_files(tmp_path / "outside", {b"x/y": b"1"})
+    write_files(tmp_path / "in", {b"z": b"2"})
     (tmp_path / "in" / "folder").symlink_to("../outside")
     (tmp_path / "in" / "file").symlink_to(tmp_path / "outside" / "x" / "y")
     assert take(tmp_path / "in") == [(b"file", b"1"), (b"folder/x/y", b"1"), (b"z", b"2")]
 
 
 def test_skips_links_and_counts_them(tmp_path: Path) -> None:
-    make(tmp_path, {b"a/z": b"2"})
+    write_files(tmp_path, {b"a/z": b"2"})
     (tmp_path / "folder").symlink_to("a")
     (tmp_path / "dangling").symlink_to("nowhere")
     source = FolderSource(tmp_path, links="skip")
@@ -131,7 +122,7 @@ def test_skips_links_and_counts_them(tmp_path: Path) -> None:
 
 
 def test_refuses_links_by_name(tmp_path: Path) -> None:
-    make(tmp_path, {b"a/z": b"2"})
+    write_files(tmp_path, {b"a/z": b"2"})
     (tmp_path / "a" / "link").symlink_to("z")
     with pytest.raises(UsageError, match="a/link: expected no symbolic links"):
         FolderSource(tmp_path, links="error")
@@ -146,7 +137,7 @@ def test_refuses_links_by_name(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_link_is_an_error_that_names_it(tmp_path: Path, target: str, message: str) -> None:
-    make(tmp_path, {b"file": b""})
+    write_files(tmp_path, {b"file": b""})
     (tmp_path / "link").symlink_to(target)
     with pytest.raises(UsageError, match=f"link: the symbolic link {message}"):
         FolderSource(tmp_path)
@@ -161,13 +152,13 @@ def test_a_link_to_a_folder_above_it_is_an_error(tmp_path: Path, target: str) ->
 
 
 def test_a_root_that_is_a_link_is_followed(tmp_path: Path) -> None:
-    make(tmp_path / "real", {b"a": b"1"})
+    write_files(tmp_path / "real", {b"a": b"1"})
     (tmp_path / "root").symlink_to("real")
     assert take(tmp_path / "root", links="error") == [(b"a", b"1")]
 
 
 def test_a_missing_folder_and_a_file_are_refused(tmp_path: Path) -> None:
-    make(tmp_path, {b"a": b"1"})
+    write_files(tmp_path, {b"a": b"1"})
     with pytest.raises(NotFoundError, match="no such folder"):
         FolderSource(tmp_path / "b")
     with pytest.raises(UsageError, match="expected a folder"):
@@ -176,7 +167,7 @@ def test_a_missing_folder_and_a_file_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["grow", "shrink", "touch", "remove", "replace"])
 def test_a_file_that_changes_is_an_error_that_names_it(tmp_path: Path, change: str) -> None:
-    make(tmp_path, {b"a": b"1", b"changing": b"22"})
+    write_files(tmp_path, {b"a": b"1", b"changing": b"22"})
     source, path = FolderSource(tmp_path), tmp_path / "changing"
     if change in ("remove", "replace"):
         path.unlink()
@@ -204,7 +195,7 @@ def unprivileged() -> Iterator[None]:
 
 def test_a_file_that_may_not_be_read_is_an_error(unprivileged: None) -> None:
     with TemporaryDirectory() as root:
-        make(Path(root), {b"secret": b"1", b"public": b"2"})
+        write_files(Path(root), {b"secret": b"1", b"public": b"2"})
         (Path(root) / "secret").chmod(0)
         with pytest.raises(DeviceError, match="secret: the file may not be read") as caught:
             FolderSource(root)
@@ -243,7 +234,7 @@ def test_closing_early_ends_the_reading(tmp_path: Path) -> None:
     def threads_and_descriptors() -> tuple[int, int]:
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
-    make(tmp_path, {b"%d" % i: b"x" * 50 for i in range(50)})
+    write_files(tmp_path, {b"%d" % i: b"x" * 50 for i in range(50)})
     before = threads_and_descriptors()
     source = FolderSource(tmp_path)
     source.buffer_bytes = 100
@@ -274,7 +265,7 @@ def test_any_names_come_back(
     tmp_path_factory: pytest.TempPathFactory, files: dict[bytes, bytes], layout: str
 ) -> None:
     root = tmp_path_factory.mktemp("any")
-    make(root, files)
+    write_files(root, files)
     got = take(root, layout=layout, buffer_bytes=64)
     assert sorted(got) == sorted(files.items())
     if layout == "path":

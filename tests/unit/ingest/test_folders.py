@@ -9,33 +9,22 @@ import pytest
 
 from dlfs.errors import FormatError, LimitError, NotFoundError, UsageError
 from dlfs.ingest.importer import open_source
+from tests.support.files import write_files
+from tests.unit.ingest.taking import take as take_all
 
 Taken = dict[bytes, bytes]
 
 
-def make(root: Path, files: dict[str, bytes]) -> None:
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-
-
 def take(*paths: object, layout: str = "path", **options: object) -> Taken:
     source = open_source([str(path) for path in paths], **options)  # type: ignore[arg-type]
-    found: Taken = {}
-    for block in source.blocks(layout=layout, seed=1):  # type: ignore[arg-type]
-        spans = zip(block.paths, block.offsets.tolist(), block.lengths.tolist(), strict=True)
-        for path, at, size in spans:
-            assert path not in found
-            found[path] = block.data[at : at + size].tobytes()
-    assert source.sample_count == len(found)
-    source.close()
-    return found
+    got = take_all(source, layout=layout, seed=1)  # type: ignore[arg-type]
+    assert source.sample_count == len(got)
+    return {os.fsencode(path): data for path, (data, _) in got.items()}
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    make(
+    write_files(
         tmp_path,
         {
             "one/cat/1": b"1",
@@ -76,7 +65,7 @@ def test_folders_of_one_name_are_joined(tree: Path) -> None:
 
 
 def test_two_samples_of_one_path_name_both_sources(tree: Path) -> None:
-    make(tree, {"deep/er/two/1": b"clash", "other/readme.md": b"", "more/two": b"a file"})
+    write_files(tree, {"deep/er/two/1": b"clash", "other/readme.md": b"", "more/two": b"a file"})
     with pytest.raises(FormatError, match=r"got two/1 in .*/two and in .*/deep/er/two"):
         take(tree / "two", tree / "deep/er/two")
     with pytest.raises(
@@ -109,7 +98,7 @@ def test_links_are_treated_as_in_one_folder(tree: Path) -> None:
 
 
 def test_files_of_known_formats_are_samples_on_request(tree: Path) -> None:
-    make(tree, {"a.csv": b"x,y", "b.tar": b"no archive"})
+    write_files(tree, {"a.csv": b"x,y", "b.tar": b"no archive"})
     found = take(tree / "a.csv", tree / "b.tar", format_name="folder")
     assert found == {b"a.csv": b"x,y", b"b.tar": b"no archive"}
 

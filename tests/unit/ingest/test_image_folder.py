@@ -10,6 +10,7 @@ from dlfs.errors import UsageError
 from dlfs.ingest.formats.folder import ImageFolderOptions
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume.volume import Volume
+from tests.support.files import write_files
 from tests.unit.ingest.taking import import_by_command, take
 
 CLASSES = ["a", "a-b", "Zebra", "b"]
@@ -23,9 +24,7 @@ def write(folder: Path) -> dict[str, bytes]:
         for sub in ("", "sub/")
         for i in range(5)
     }
-    for path, data in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
+    write_files(folder, files)
     return files
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import re
 import tarfile
 from contextlib import closing
@@ -27,6 +26,7 @@ from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.progress import Progress
 from dlfs.ingest.source import Layout
 from dlfs.volume.volume import Volume
+from tests.support.files import tar, write_files
 from tests.unit.ingest.taking import contents
 
 FILES = {f"d{i % 5}/{i:03d}\n": b"%d" % i * (i * 7) for i in range(150)}
@@ -34,21 +34,7 @@ FILES = {f"d{i % 5}/{i:03d}\n": b"%d" % i * (i * 7) for i in range(150)}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    root = tmp_path / "folder"
-    for name, content in FILES.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content)
-    return root
-
-
-def archive(files: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as writer:
-        for name, content in files.items():
-            header = tarfile.TarInfo(name)
-            header.size = len(content)
-            writer.addfile(header, io.BytesIO(content))
-    return out.getvalue()
+    return write_files(tmp_path / "folder", FILES)
 
 
 @pytest.mark.parametrize("layout", ["path", "shuffled"])
@@ -84,7 +70,7 @@ def test_layouts_decide_the_storage_order(volume: Volume, folder: Path) -> None:
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
 def test_archives_arrive(volume: Volume, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
-    data = archive(FILES)
+    data = tar(*FILES.items())
     path.write_bytes(gzip.compress(data) if suffix == ".tar.gz" else data)
     report = import_dataset(volume, open_source(path), "n")
     assert contents(volume, "n") == FILES
@@ -167,7 +153,7 @@ def test_a_second_writer_is_reported(volume: Volume, folder: Path) -> None:
 
 
 def test_a_path_that_is_a_folder_too_is_an_error(volume: Volume, tmp_path: Path) -> None:
-    (tmp_path / "a.tar").write_bytes(archive({"a": b"", "a/b": b""}))
+    (tmp_path / "a.tar").write_bytes(tar(("a", b""), ("a/b", b"")))
     with pytest.raises(ExistsError):
         import_dataset(volume, open_source(tmp_path / "a.tar"), "n")
     assert volume.datasets() == []
@@ -175,7 +161,7 @@ def test_a_path_that_is_a_folder_too_is_an_error(volume: Volume, tmp_path: Path)
 
 def test_the_kind_of_source_is_found_by_the_path(folder: Path, tmp_path: Path) -> None:
     for i in range(3):
-        (tmp_path / f"s-{i}.tar").write_bytes(archive({f"{i}": b""}))
+        (tmp_path / f"s-{i}.tar").write_bytes(tar((f"{i}", b"")))
     assert isinstance(open_source(folder), FolderSource)
     assert isinstance(open_source(str(tmp_path / "s-0.tar")), TarSource)
     for pattern in ("s-{0..2}.tar", "s-*.tar"):
@@ -244,14 +230,11 @@ def test_rules_see_no_samples_that_the_dataset_has(
         rules = [TableRule(str(tmp_path / "rows.csv"))]
         if kind == "folder":
             return AttributedSource(FolderSource(folder), rules)
-        (tmp_path / "all.tar").write_bytes(
-            archive({p.name: p.read_bytes() for p in folder.iterdir()})
-        )
+        files = [(path.name, path.read_bytes()) for path in folder.iterdir()]
+        (tmp_path / "all.tar").write_bytes(tar(*files))
         return AttributedSource(TarSource([str(tmp_path / "all.tar")]), rules)
 
-    folder = tmp_path / "few"
-    folder.mkdir()
-    (folder / "a").write_bytes(b"a")
+    folder = write_files(tmp_path / "few", {"a": b"a"})
     with closing(source("a,1\n")) as first:
         import_dataset(volume, first, "n", layout="path")
     (folder / "b").write_bytes(b"b")
@@ -298,9 +281,7 @@ def test_a_path_twice_in_the_appended_source_is_an_error(volume: Volume, folder:
 
 def test_classes_that_are_appended_have_the_labels_they_had(volume: Volume, tmp_path: Path) -> None:
     def add(root: str, name: str) -> Path:
-        (tmp_path / root / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / root / name).write_bytes(name.encode())
-        return tmp_path / root
+        return write_files(tmp_path / root, {name: name.encode()})
 
     def append(root: Path) -> None:
         with closing(open_source(root, format_name="imagefolder")) as source:

@@ -25,7 +25,8 @@ from dlfs.errors import (
 from dlfs.ingest.formats.lmdb import LmdbOptions, key_path
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume.volume import Volume
-from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take
+from tests.support.files import cut, flip_bit, write_at
+from tests.unit.ingest.taking import import_all, import_by_command, refused, take
 
 VALUES = {f"d{i % 3}/{i:04d}.jpg".encode(): bytes([i % 251]) * (i * 31) for i in range(300)}
 
@@ -36,9 +37,7 @@ SMALL = {b"%04d" % i: b"x" * 500 for i in range(100)}
 
 def patch(path: Path, offset: int, value: bytes) -> None:
     """Write over some bytes of an environment."""
-    with (path / "data.mdb").open("r+b") as file:
-        file.seek(offset)
-        file.write(value)
+    write_at(path / "data.mdb", offset, value)
 
 
 def write(path: Path, values: dict[bytes, bytes], name: bytes | None = None, **flags: Any) -> Path:
@@ -233,7 +232,7 @@ def test_no_flipped_bit_ends_otherwise_than_in_a_typed_error(tmp_path: Path) -> 
     whole = path.read_bytes()
     messages = []
     for offset in range(0, len(whole), 97):
-        flip(path, offset)
+        flip_bit(path, offset)
         try:
             take(open_source(path))
         except DlfsError as error:

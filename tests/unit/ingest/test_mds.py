@@ -32,7 +32,8 @@ from dlfs.errors import (
 from dlfs.ingest.formats.mds import MdsOptions
 from dlfs.ingest.importer import open_source
 from dlfs.volume.volume import Volume
-from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take
+from tests.support.files import cut, flip_bit, write_at
+from tests.unit.ingest.taking import import_all, import_by_command, refused, take
 
 GOLDEN_CONFIG = (
     '{"column_encodings": ["bytes", "int"], "column_names": ["image", "label"], "column_sizes": '
@@ -246,7 +247,7 @@ def test_a_flipped_bit_does_not_pass_the_hashes(
 ) -> None:
     folder = write(tmp_path / "mds", compression)
     path = folder / f"shard.00001.mds{'.zstd' if compression else ''}"
-    flip(path, -1)
+    flip_bit(path, -1)
     with refused(volume, ChecksumError, f"{path}: expected sha1 .*, got"):
         import_all(volume, folder)
 
@@ -285,9 +286,7 @@ def test_damage_without_hashes_names_file_and_sample(
     volume: Volume, tmp_path: Path, offset: int, value: int, message: str
 ) -> None:
     folder = write(tmp_path / "mds", hashes=False)
-    data = bytearray((folder / "shard.00001.mds").read_bytes())
-    data[offset : offset + 4] = struct.pack("<I", value)
-    (folder / "shard.00001.mds").write_bytes(data)
+    write_at(folder / "shard.00001.mds", offset, struct.pack("<I", value))
     with refused(volume, FormatError, f"shard.00001.mds: {message}"):
         import_all(volume, folder)
 

@@ -22,6 +22,7 @@ from dlfs.ingest.arrays.file import ArrayInfo
 from dlfs.ingest.arrays.rows import ArraySource, windows
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume.volume import Volume
+from tests.support.files import flip_bit
 from tests.unit.ingest.array_writers import WRITERS, rows_of, take, take_all
 from tests.unit.ingest.taking import import_by_command
 
@@ -327,7 +328,7 @@ def test_a_damaged_chunk_is_reported_with_its_rows(volume: Volume, tmp_path: Pat
     with h5py.File(path, "w") as file:
         x = file.create_dataset("g/x", data=values, chunks=(10, 300), fletcher32=True)
         place = x.id.get_chunk_info(3).byte_offset
-    spoil(path, place + 50)
+    flip_bit(path, place + 50)
     source = open_arrays(path, buffer_bytes=4000)
     expected = r"data\.h5: g/x, rows 30\.\.39: expected a readable file"
     with pytest.raises(FormatError, match=expected):
@@ -350,7 +351,7 @@ def test_a_damaged_chunk_of_zarr_is_reported(volume: Volume, tmp_path: Path, lay
 
 def test_a_damaged_member_is_reported(volume: Volume, tmp_path: Path) -> None:
     path = write(tmp_path, "npz", {"x": np.zeros((37, 1000))})
-    spoil(path, path.stat().st_size // 2)
+    flip_bit(path, path.stat().st_size // 2)
     with pytest.raises(FormatError, match=r"data\.npz: x, rows 0\.\.36: .*CRC"):
         import_dataset(volume, open_arrays(path), "n")
     assert volume.datasets() == []
@@ -359,7 +360,7 @@ def test_a_damaged_member_is_reported(volume: Volume, tmp_path: Path) -> None:
 def test_a_damaged_file_in_the_middle_leaves_the_volume(volume: Volume, tmp_path: Path) -> None:
     large = np.zeros((37, 1000))
     paths = [write(tmp_path, "npz", {"x": large}, f"f{number}") for number in range(5)]
-    spoil(paths[2], paths[2].stat().st_size // 2)
+    flip_bit(paths[2], paths[2].stat().st_size // 2)
     before = volume.free_bytes, volume.generation
     with pytest.raises(FormatError, match=r"f2\.npz: x"):
         import_dataset(volume, open_arrays(*paths), "n", layout="path")
@@ -367,9 +368,3 @@ def test_a_damaged_file_in_the_middle_leaves_the_volume(volume: Volume, tmp_path
     write(tmp_path, "npz", {"x": large}, "f2")
     import_dataset(volume, open_arrays(*paths), "n", layout="path")
     assert len(volume["n"]) == 5 * 37
-
-
-def spoil(path: Path, place: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 0xFF
-    path.write_bytes(data)

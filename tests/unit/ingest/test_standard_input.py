@@ -18,6 +18,9 @@ import dlfs
 from dlfs.errors import FormatError, TruncatedError, UsageError
 from dlfs.ingest.importer import open_source
 from dlfs.ingest.standard_input import StandardInput
+from tests.support.files import tar, write_files
+from tests.unit.ingest.taking import COMPRESSORS
+from tests.unit.ingest.taking import take as take_all
 from tests.unit.ingest.test_folders import Taken
 
 SAMPLES = {b"a/empty": b"", b"a/one": b"1" * 700, b"b": os.urandom(300_000), b"c": b"22"}
@@ -49,34 +52,17 @@ def feed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Feed]:
         file.close()
 
 
-def archive(samples: dict[bytes, bytes], kind: str = "") -> bytes:
-    memory = io.BytesIO()
-    mode = f"w:{kind}" if kind != "zst" else "w"
-    with tarfile.open(fileobj=memory, mode=mode) as tar:  # type: ignore[call-overload]
-        for path, data in samples.items():
-            member = tarfile.TarInfo(path.decode())
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    if kind == "zst":
-        import zstandard
-
-        return zstandard.ZstdCompressor().compress(memory.getvalue())
-    return memory.getvalue()
+def archive(samples: dict[bytes, bytes], suffix: str = ".tar") -> bytes:
+    return COMPRESSORS[suffix](tar(*((path.decode(), data) for path, data in samples.items())))
 
 
 def take(*paths: str, layout: str = "path", **options: object) -> Taken:
     source = open_source(paths or "-", **options)  # type: ignore[arg-type]
-    found: Taken = {}
-    try:
-        for block in source.blocks(layout=layout, seed=1):  # type: ignore[arg-type]
-            spans = zip(block.paths, block.offsets.tolist(), block.lengths.tolist(), strict=True)
-            found |= {path: block.data[at : at + size].tobytes() for path, at, size in spans}
-    finally:
-        source.close()
-    return found
+    got = take_all(source, layout=layout, seed=1)  # type: ignore[arg-type]
+    return {os.fsencode(path): data for path, (data, _) in got.items()}
 
 
-@pytest.mark.parametrize("kind", ["", "gz", "bz2", "xz", "zst"])
+@pytest.mark.parametrize("kind", [".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"])
 def test_archives_are_read_from_a_pipe(feed: Feed, kind: str) -> None:
     feed(archive(SAMPLES, kind))
     assert take() == SAMPLES
@@ -111,9 +97,7 @@ def test_lists_of_files(
     feed: Feed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: bytes
 ) -> None:
     name = "odd\nname" if end == b"\0" else "plain"
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / name).write_bytes(b"1")
-    (tmp_path / "b").write_bytes(b"22")
+    write_files(tmp_path, {f"a/{name}": b"1", "b": b"22"})
     monkeypatch.chdir(tmp_path)
     feed(end.join([b"./a/" + name.encode(), b"b", b""]))
     assert take(format_name="list") == {f"a/{name}".encode(): b"1", b"b": b"22"}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
-import io
-import lzma
 import os
 import shutil
 import subprocess
@@ -15,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 
 from dlfs.errors import (
     DeviceError,
@@ -29,33 +25,11 @@ from dlfs.errors import (
 from dlfs.ingest.formats.tar import TarOptions, TarSource
 from dlfs.ingest.importer import open_source
 from dlfs.ingest.source import BUFFER_BYTES
+from tests.support.files import flip_bit, tar
+from tests.unit.ingest.taking import COMPRESSORS
 from tests.unit.ingest.taking import take as take_all
 
-COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
-    ".tar": bytes,
-    ".tar.gz": gzip.compress,
-    ".tgz": gzip.compress,
-    ".tar.bz2": bz2.compress,
-    ".tar.xz": lzma.compress,
-    ".tar.zst": zstandard.ZstdCompressor().compress,
-}
 FILES = {f"d{i % 7}/{i:03d}.bin": os.urandom(i * 37 % 3000) for i in range(100)}
-
-
-def tar(*entries: Any, layout: int = tarfile.GNU_FORMAT) -> bytes:
-    """An archive of (name, bytes) files and of TarInfo headers as they are."""
-    out = io.BytesIO()
-    with tarfile.open(
-        fileobj=out, mode="w", format=layout, encoding="utf-8", errors="surrogateescape"
-    ) as archive:
-        for entry in entries:
-            if isinstance(entry, tarfile.TarInfo):
-                archive.addfile(entry)
-                continue
-            header = tarfile.TarInfo(entry[0])
-            header.size = len(entry[1])
-            archive.addfile(header, io.BytesIO(entry[1]))
-    return out.getvalue()
 
 
 def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
@@ -81,15 +55,8 @@ def take(
 ) -> list[Any]:
     source = TarSource(paths, TarOptions(**options))
     source.buffer_bytes = buffer_bytes
-    got = []
-    for block in source.blocks(layout=layout, seed=seed):
-        spans = zip(block.paths, block.offsets.tolist(), block.lengths.tolist(), strict=True)
-        got += [
-            (path.decode("utf-8", "surrogateescape"), block.data[at : at + n].tobytes())
-            for path, at, n in spans
-        ]
-    source.close()
-    return got
+    got = take_all(source, layout=layout, seed=seed)
+    return [(path, data) for path, (data, _) in got.items()]
 
 
 @pytest.fixture(params=[".tar", ".tar.gz"])
@@ -308,9 +275,8 @@ def test_a_damaged_header_is_an_error_and_not_the_end(tmp_path: Path, suffix: st
 
 
 def test_a_damaged_gzip_checksum_is_noticed(tmp_path: Path) -> None:
-    whole = bytearray(gzip.compress(tar(("a", b"x"))))
-    whole[-6] ^= 1
-    (tmp_path / "a.tar.gz").write_bytes(whole)
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar(("a", b"x"))))
+    flip_bit(tmp_path / "a.tar.gz", -6)
     with pytest.raises(FormatError, match="damaged"):
         take(tmp_path / "a.tar.gz")
 

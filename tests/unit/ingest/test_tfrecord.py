@@ -35,10 +35,9 @@ from dlfs.ingest.formats.tfrecord.source import (
 )
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume.volume import Volume
+from tests.support.files import cut, flip_bit
 from tests.unit.ingest.taking import (
     contents,
-    cut,
-    flip,
     import_all,
     import_by_command,
     refused,
@@ -219,7 +218,7 @@ def test_a_flipped_bit_names_file_and_record(
 ) -> None:
     path = tmp_path / "x.tfrecord"
     path.write_bytes(GOLDEN)
-    flip(path, offset)
+    flip_bit(path, offset)
     if compressed:
         path = tmp_path / "x.tfrecord.gz"
         path.write_bytes(gzip.compress((tmp_path / "x.tfrecord").read_bytes()))
@@ -247,7 +246,7 @@ def test_a_damaged_stream_names_its_file(volume: Volume, tmp_path: Path, pack: A
     with refused(volume, TruncatedError, f"{path}: record \\d+: .* the file ends"):
         import_all(volume, path)
     path.write_bytes(data)
-    flip(path, -6 if pack is gzip.compress else -1)
+    flip_bit(path, -6 if pack is gzip.compress else -1)
     with refused(volume, FormatError, f"{path}: record .* stream is damaged"):
         import_all(volume, path)
 

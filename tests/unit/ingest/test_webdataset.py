@@ -17,7 +17,8 @@ from dlfs.errors import FormatError, TruncatedError, UsageError
 from dlfs.ingest.formats.webdataset import WebDatasetOptions, split_key
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume.volume import Volume
-from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused, take
+from tests.support.files import cut, flip_bit, tar
+from tests.unit.ingest.taking import import_all, import_by_command, refused, take
 
 COUNT = 40
 IMAGES = [bytes([i]) * (i * 50) for i in range(COUNT)]
@@ -47,13 +48,7 @@ def write(path: Path, files: dict[str, bytes] | None = None) -> Path:
     if files is None:
         keys = range(COUNT)
         files = {f"d/{i:04d}.{name}": data for i in keys for name, data in members(i).items()}
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for name, data in files.items():
-            header = tarfile.TarInfo(name)
-            header.size = len(data)
-            archive.addfile(header, io.BytesIO(data))
-    data = out.getvalue()
+    data = tar(*files.items())
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
 
@@ -226,7 +221,7 @@ def test_a_cut_archive_is_reported(volume: Volume, tmp_path: Path, suffix: str) 
 
 def test_a_flipped_bit_is_reported(volume: Volume, tmp_path: Path) -> None:
     path = write(tmp_path / "x.tar")
-    flip(path, 3)
+    flip_bit(path, 3)
     with refused(volume, FormatError, rf"{path}: at byte \d+: the archive is damaged"):
         import_all(volume, path, format_name="webdataset", options=OPTIONS)
 

@@ -15,6 +15,7 @@ from PIL import Image
 import dlfs
 from dlfs.base.units import MIB
 from dlfs.notebook import PAGE_BYTES_MAX, THUMBNAILS_MAX, objects
+from tests.support.files import write_at
 from tests.support.volumes import new_volume
 
 TAGS = {"b", "div", "img", "table", "tbody", "td", "th", "thead", "tr"}
@@ -84,9 +85,7 @@ def write(volume: dlfs.Volume, name: str, samples: dict, attributes: dict | None
 
 def damage(dataset: dlfs.Dataset, index: int) -> None:
     place = dataset.stat(index)
-    with open(place.member, "r+b") as member:
-        member.seek(place.offset_bytes)
-        member.write(b"damage")
+    write_at(place.member, place.offset_bytes, b"damage")
 
 
 # ---- what is shown -------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from dlfs.reader import field_readers
 from dlfs.store.members import close_devices
 from dlfs.store.recorded import open_members
 from dlfs.store.transaction import load_generation
-from tests.support.volumes import new_volume
+from tests.support.volumes import flip_copies, new_volume
 from tests.support.writers import other_writer
 
 COUNT = 40
@@ -214,13 +214,7 @@ def damage(uris: list[str], index: int, field: str, copies: tuple[int, ...]) -> 
         part = batch[field] if TYPES[field] == "bytes" else batch._part(batch._place(field))
         inside = int(part.offsets[0] - batch.offsets[0] + part.lengths[0] // 2)
         address = int(dataset.directory.addresses([index])[0]) + inside
-    for copy in copies:
-        member, offset = space.resolve(address, copy)
-        with open(generation.members[member].device.uri, "r+b") as file:
-            file.seek(offset)
-            byte = file.read(1)[0]
-            file.seek(offset)
-            file.write(bytes([byte ^ 1]))
+    flip_copies(generation, space, address, *copies)
 
 
 Reads = Callable[[dlfs.Dataset, list[str]], dlfs.Batch]

@@ -19,15 +19,14 @@ from dlfs.errors import (
     UsageError,
 )
 from dlfs.staging.area import StagingArea
+from tests.support.files import write_files
 
 VOLUME, OTHER, SEALED = UUID(int=1), UUID(int=2), UUID(int=3)
 
 
 def begin(folder: Path, **files: bytes) -> Path:
     folder.mkdir()
-    for file, data in files.items():
-        (folder / file).write_bytes(data)
-    return folder
+    return write_files(folder, files)
 
 
 def take(area: StagingArea, name: bytes, uuid: UUID = SEALED, owner: int | None = None) -> None:

@@ -26,6 +26,7 @@ from dlfs.staging.area import StagingArea
 from dlfs.staging.protocol import SealOptions, SealStatus
 from dlfs.staging.sealer import Seal, Sealer, UndecidedError, failed_status
 from dlfs.staging.source import StagedSource
+from tests.support.files import write_files
 
 FILES = {f"{number % 3}/{number}": bytes([number]) * number for number in range(40)}
 
@@ -50,11 +51,7 @@ class Place:
         self.sealer = Sealer(self.volume, self.area)
 
     def begin(self, name: str) -> Path:
-        for path, data in FILES.items():
-            file = self.folder / name / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(data)
-        return self.folder / name
+        return write_files(self.folder / name, FILES)
 
     def seal(self, name: bytes = b"x", owner: int | None = None, **options: object) -> SealStatus:
         return self.sealer.seal(Seal(name, owner, SealOptions(**options)))  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from dlfs.staging.client import connect_area
 from dlfs.staging.protocol import REQUEST_BYTES_MAX, SealOptions, SealStatus
 from dlfs.staging.sealer import Sealer
 from dlfs.staging.server import SealServer
+from tests.support.files import write_files
 
 
 class Running:
@@ -63,9 +64,7 @@ class Running:
 
     def begin(self, name: str, **files: bytes) -> Path:
         (self.area / name).mkdir()
-        for file, data in files.items():
-            (self.area / name / file).write_bytes(data)
-        return self.area / name
+        return write_files(self.area / name, files)
 
     def seal(self, name: bytes, connection: socket.socket | None = None) -> SealStatus:
         return client.seal(connection or self.connect(), name, SealOptions(), lambda _: None)

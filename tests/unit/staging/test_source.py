@@ -19,6 +19,7 @@ from dlfs.ingest.files import Directories
 from dlfs.ingest.source import SampleBlock
 from dlfs.staging import source as sources
 from dlfs.staging.source import StagedSource
+from tests.support.files import write_files
 
 FILES = {
     "a": b"aa",
@@ -32,9 +33,7 @@ FILES = {
 
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
-    for path, data in FILES.items():
-        (tmp_path / "top" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "top" / path).write_bytes(data)
+    write_files(tmp_path / "top", FILES)
     (tmp_path / "top/empty/er").mkdir(parents=True)
     return tmp_path / "top"
 

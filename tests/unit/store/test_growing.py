@@ -23,6 +23,7 @@ from dlfs.format.geometry import superblock_offsets
 from dlfs.format.joining import JoiningRecord
 from dlfs.format.superblock import Superblock, encode_superblock
 from tests.golden import c_reader
+from tests.support.files import write_at
 from tests.support.volumes import new_volume, read_dataset, write_dataset
 
 SIZE = 2 * MIB
@@ -85,9 +86,7 @@ def test_a_member_that_is_elsewhere_is_named(files: list[str], tmp_path: Path) -
 def test_without_the_record_all_members_are_named(files: list[str]) -> None:
     with make(files[:1]) as volume:
         volume.grow(files[1], size_bytes=SIZE)
-    with open(files[0], "r+b") as file:
-        file.seek(LOCATION_RECORD_OFFSET_BYTES + 20)
-        file.write(b"x")
+    write_at(files[0], LOCATION_RECORD_OFFSET_BYTES + 20, b"x")
     with pytest.raises(dlfs.NotFoundError, match="name every member"):
         dlfs.open(files[0])
     with dlfs.open(files[:2]) as volume:
@@ -161,9 +160,7 @@ def test_a_lost_member_of_a_later_group_is_repaired(files: list[str], tmp_path: 
 def leave_joining_record(file: str, volume: dlfs.Volume) -> None:
     """Leave the record of an interrupted growth on a device that is then formatted."""
     Path(file).write_bytes(bytes(SIZE))
-    with open(file, "r+b") as opened:
-        opened.seek(JOINING_OFFSET_BYTES)
-        opened.write(JoiningRecord(volume.uuid, uuid4(), 1).encode())
+    write_at(file, JOINING_OFFSET_BYTES, JoiningRecord(volume.uuid, uuid4(), 1).encode())
     dlfs.format_volume(file, chunk_bytes=CHUNK, force=True)
 
 
@@ -171,18 +168,14 @@ def leave_location_record(file: str, volume: dlfs.Volume) -> None:
     """Use a device for something else after it was removed."""
     volume.grow(file, size_bytes=SIZE)
     volume.shrink([1])
-    with open(file, "r+b") as opened:
-        opened.seek(4096)
-        opened.write(b"another file system")
+    write_at(file, 4096, b"another file system")
 
 
 def leave_swap_area(file: str, volume: dlfs.Volume) -> None:
     """Use a device as swap space after it was removed; the first KiB of that is unused."""
     volume.grow(file, size_bytes=SIZE)
     volume.shrink([1])
-    with open(file, "r+b") as opened:
-        opened.write(bytes(1024))
-        opened.write(b"\1".ljust(3062) + b"SWAPSPACE2")
+    write_at(file, 0, bytes(1024) + b"\1".ljust(3062) + b"SWAPSPACE2")
 
 
 def test_a_torn_superblock_of_an_interrupted_growth_is_overwritten(files: list[str]) -> None:
@@ -212,10 +205,8 @@ def test_lost_superblocks_of_a_grown_volume_are_repaired(files: list[str]) -> No
     with make(files[:1]) as volume:
         volume.grow(files[1], size_bytes=SIZE)
         samples = fill(volume, "data", 90)
-    with open(files[1], "r+b") as file:
-        for offset in superblock_offsets(SIZE):
-            file.seek(offset)
-            file.write(bytes(SUPERBLOCK_BYTES))
+    for offset in superblock_offsets(SIZE):
+        write_at(files[1], offset, bytes(SUPERBLOCK_BYTES))
     with pytest.raises(dlfs.FormatError, match="superblocks are lost"):
         dlfs.open(files[:2])
     assert dlfs.repair(files[:2]).damaged == ()
@@ -263,10 +254,8 @@ def write_superblock(file: str, superblock: Superblock, *patches: tuple[str, int
     for form, offset, value in patches:
         struct.pack_into(form, block, offset, value)
     struct.pack_into("<I", block, 4092, crc32c(bytes(block[:4092])))
-    with open(file, "r+b") as opened:
-        for offset in superblock_offsets(superblock.member_bytes):
-            opened.seek(offset)
-            opened.write(block)
+    for offset in superblock_offsets(superblock.member_bytes):
+        write_at(file, offset, block)
 
 
 def expect_refused(uris: list[str], message: str) -> None:

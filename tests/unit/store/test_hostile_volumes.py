@@ -22,6 +22,7 @@ from dlfs.base.units import KIB, MIB
 from dlfs.format.constants import LOCATION_RECORD_OFFSET_BYTES
 from dlfs.format.locations import LocationRecord
 from tests.golden import c_reader
+from tests.support.files import write_at
 from tests.unit.store.test_places import fill, read_record
 
 IN_OPEN = 0x20
@@ -95,9 +96,7 @@ def replace_record(file: str, uris: list[str]) -> None:
     found = read_record(file)
     names = {**found.uris, **dict(zip(list(found.uris)[-len(uris) :], uris, strict=True))}
     content = LocationRecord(found.volume_uuid, found.generation + 9, names).encode()
-    with open(file, "r+b") as opened:
-        opened.seek(LOCATION_RECORD_OFFSET_BYTES)
-        opened.write(content)
+    write_at(file, LOCATION_RECORD_OFFSET_BYTES, content)
 
 
 def use(given: list[str], source: Path) -> None:

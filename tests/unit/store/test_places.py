@@ -23,6 +23,7 @@ from dlfs.store.places import RefusedError, follow
 from dlfs.store.recorded import RECORDS_MAX, open_members
 from tests.golden import c_reader
 from tests.support.devices import WrappingDevice
+from tests.support.files import write_at
 from tests.support.nvme import DiscoveryRecord, ScriptedTarget
 from tests.unit.store.nodes import asking, nqn, serve, subsystem
 
@@ -130,9 +131,7 @@ def rename(file: str, names: dict[str, str]) -> None:
     found = read_record(file)
     uris = {uuid: names.get(uri, uri) for uuid, uri in found.uris.items()}
     content = LocationRecord(found.volume_uuid, found.generation, uris).encode()
-    with open(file, "r+b") as opened:
-        opened.seek(LOCATION_RECORD_OFFSET_BYTES)
-        opened.write(content)
+    write_at(file, LOCATION_RECORD_OFFSET_BYTES, content)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.errors import UsageError
 from dlfs.views import lists, reading, tokens
+from tests.support.files import flip_bit
 
 COUNT = 600
 RANDOM = np.random.default_rng(5)
@@ -249,10 +251,9 @@ def test_a_long_document_is_read_once(path) -> None:
 
 
 def test_a_damaged_document_is_named(path, tmp_path) -> None:
-    data = bytearray(Path(path).read_bytes())
-    data[data.index(DOCUMENTS[5].tobytes())] ^= 0xFF
-    (tmp_path / "damaged.img").write_bytes(data)
-    with dlfs.open(tmp_path / "damaged.img") as volume, volume["documents"] as dataset:
+    damaged = shutil.copy(path, tmp_path / "damaged.img")
+    flip_bit(damaged, Path(path).read_bytes().index(DOCUMENTS[5].tobytes()))
+    with dlfs.open(damaged) as volume, volume["documents"] as dataset:
         epoch = dlfs.token_batches(dataset, 64, batch_size=8)
         with pytest.raises(dlfs.ChecksumError, match="'0005'"):
             list(epoch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -16,6 +17,7 @@ import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.errors import NotFoundError, UsageError
 from dlfs.views import reading
+from tests.support.files import flip_bit
 
 SIZES = {"a": 700, "b": 300, "c": 41}
 
@@ -305,13 +307,10 @@ def test_samples_of_one_value_or_folder_stay_together(datasets) -> None:
 
 
 def test_damaged_samples_are_skipped_or_named(path, tmp_path) -> None:
-    copy = tmp_path / "damaged.img"
-    data = bytearray(Path(path).read_bytes())
+    copy = shutil.copy(path, tmp_path / "damaged.img")
     mark = content("b", 49)
-    at = data.index(mark)
-    data[at] ^= 0xFF
-    copy.write_bytes(data)
-    with dlfs.open(str(copy), memory_bytes=MIB) as volume, volume["a"] as a, volume["b"] as b:
+    flip_bit(copy, Path(path).read_bytes().index(mark))
+    with dlfs.open(copy, memory_bytes=MIB) as volume, volume["a"] as a, volume["b"] as b:
         view = dlfs.concat([a, b])
         with pytest.raises(dlfs.ChecksumError, match="of dataset 'b'"):
             view.read(np.arange(len(view)))

@@ -18,7 +18,14 @@ from dlfs.store.members import close_devices
 from dlfs.store.recorded import open_members
 from dlfs.store.transaction import Generation, load_generation
 from tests.support.devices import Faults, FaultyDevice
-from tests.support.volumes import new_volume, read_dataset, read_datasets, write_dataset
+from tests.support.files import write_at
+from tests.support.volumes import (
+    flip_copies,
+    new_volume,
+    read_dataset,
+    read_datasets,
+    write_dataset,
+)
 
 MEMBERS = 3
 MEMBER_BYTES = 4 * MIB
@@ -111,7 +118,7 @@ def test_a_member_that_is_replaced_while_it_is_there_gives_what_no_other_has(
     for address in taken_addresses(uris):
         for copy in range(2):
             if space.resolve(address, copy)[0] != 1 and space.resolve(address, 1 - copy)[0] == 1:
-                flip(generation, space, address, copy)
+                flip_copies(generation, space, address, copy)
     before = Path(uris[1]).read_bytes()
     new = str(tmp_path / "new")
     report = dlfs.repair(uris, replacements={1: new})
@@ -220,10 +227,8 @@ def plain(tmp_path: Path) -> list[str]:
 def wreck(uri: str, *copies: int) -> None:
     """Overwrite superblock copies of a member: 0 and 1 at its head, 2 at its tail."""
     offsets = superblock_offsets(Path(uri).stat().st_size)
-    with open(uri, "r+b") as file:
-        for copy in copies:
-            file.seek(offsets[copy])
-            file.write(b"\xa5" * 4096)
+    for copy in copies:
+        write_at(uri, offsets[copy], b"\xa5" * 4096)
 
 
 @pytest.mark.parametrize("copies", [(0,), (1,), (2,), (0, 1), (1, 2)])
@@ -273,9 +278,7 @@ def test_a_device_that_is_not_shown_to_be_the_member_is_left_alone(
             for i in range(len(dataset))
             if dataset.stat(i).member == plain[1] and dataset.stat(i).length_bytes > 0
         )
-    with open(plain[1], "r+b") as file:
-        file.seek(info.offset_bytes)
-        file.write(b"??")
+    write_at(plain[1], info.offset_bytes, b"??")
     wreck(plain[1], 0, 1, 2)
     before = Path(plain[1]).read_bytes()
     with pytest.raises(dlfs.FormatError, match=r"cannot be shown to be member 1: .*--force"):
@@ -340,15 +343,6 @@ def test_a_stale_member_is_brought_up_to_date(uris: list[str]) -> None:
     check_whole(uris)
 
 
-def flip(generation: Generation, space: DataSpace, address: int, copy: int) -> None:
-    member, offset = space.resolve(address, copy)
-    with open(generation.devices[member].uri, "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
-
-
 def spaces(generation: Generation) -> list[DataSpace]:
     geometry = generation.geometry
     runs = [generation.superblock.catalog_runs]
@@ -365,7 +359,7 @@ def test_a_member_damaged_everywhere(uris: list[str], member: int) -> None:
         for address in range(9, space.size_bytes, 5000):
             for copy in range(2):
                 if space.resolve(address, copy)[0] == member:
-                    flip(generation, space, address, copy)
+                    flip_copies(generation, space, address, copy)
     report = dlfs.repair(uris)
     assert report.damaged == ()
     assert report.written_bytes > 0
@@ -383,7 +377,7 @@ def test_different_samples_damaged_on_all_members(uris: list[str]) -> None:
     generation = load(uris)
     space = spaces(generation)[2]
     for number, address in enumerate(taken_addresses(uris)):
-        flip(generation, space, address + 700, number % 2)
+        flip_copies(generation, space, address + 700, number % 2)
     report = dlfs.repair(uris)
     assert report.damaged == ()
     check_whole(uris)
@@ -393,13 +387,13 @@ def test_samples_without_a_valid_copy_are_reported_and_others_repaired(uris: lis
     generation = load(uris)
     space = spaces(generation)[2]
     addresses = taken_addresses(uris)
-    flip(generation, space, addresses[0], 0)
-    flip(generation, space, addresses[0], 1)
-    flip(generation, space, addresses[5], 1)
+    flip_copies(generation, space, addresses[0], 0)
+    flip_copies(generation, space, addresses[0], 1)
+    flip_copies(generation, space, addresses[5], 1)
     with dlfs.open(uris) as volume, volume["data"] as dataset:
         large = int(dataset.directory.addresses([dataset.index(b"large")])[0])
-    flip(generation, space, large + 100_000, 0)
-    flip(generation, space, large + 100_000, 1)
+    flip_copies(generation, space, large + 100_000, 0)
+    flip_copies(generation, space, large + 100_000, 1)
     report = dlfs.repair(uris)
     assert len(report.damaged) == 2
     assert "no copy has its CRC32C" in report.damaged[0]
@@ -414,7 +408,7 @@ def test_a_directory_that_no_copy_has(uris: list[str]) -> None:
     generation = load(uris)
     space = spaces(generation)[1]
     for copy in range(2):
-        flip(generation, space, 5000, copy)
+        flip_copies(generation, space, 5000, copy)
     report = dlfs.repair(uris)
     assert len(report.damaged) == 1
     assert "dataset 'data' version 1" in report.damaged[0]
@@ -433,17 +427,17 @@ def test_a_sample_whose_parts_are_whole_in_different_copies_is_repaired(uris: li
     with dlfs.open(uris) as volume, volume["data"] as dataset:
         large = int(dataset.directory.addresses([dataset.index(b"large")])[0])
     for chunk, copy in ((0, 0), (1, 0), (2, 0), (4, 1), (5, 1), (6, 1)):
-        flip(load(uris), space, large + chunk * 16 * KIB + 77, copy)
+        flip_copies(load(uris), space, large + chunk * 16 * KIB + 77, copy)
     first = 9 * 16 * KIB
     for copy in (0, 1):
-        flip(load(uris), space, large + first + 77 + copy, copy)
+        flip_copies(load(uris), space, large + first + 77 + copy, copy)
     report = dlfs.repair(uris)
     assert len(report.damaged) == 1
     assert f"version 1, bytes {first} to {first + 16 * KIB - 1} of 300000:" in report.damaged[0]
     assert "'large'" in report.damaged[0]
     assert report.written_bytes == 6 * 512
     for copy in (0, 1):
-        flip(load(uris), space, large + first + 77 + copy, copy)
+        flip_copies(load(uris), space, large + first + 77 + copy, copy)
     with dlfs.open(uris) as volume, volume["data"] as dataset:
         assert list(volume.verify()) == []
         assert dataset.get(b"large") == SAMPLES[b"large"]
@@ -456,9 +450,9 @@ def test_the_samples_of_a_lost_directory_are_left_as_they_are(
     generation = load(uris)
     directory, data = spaces(generation)[1:3]
     for number, address in enumerate(taken_addresses(uris)[::7]):
-        flip(generation, data, address, number % 2)
-    flip(generation, directory, 5000, 0)
-    flip(generation, directory, 6000, 1)
+        flip_copies(generation, data, address, number % 2)
+    flip_copies(generation, directory, 5000, 0)
+    flip_copies(generation, directory, 6000, 1)
     before = contents(uris)
     report = dlfs.repair(uris)
     assert (len(report.damaged), report.written_bytes) == (1, 0)
@@ -473,7 +467,7 @@ def test_a_copy_that_could_not_be_read_now_is_not_lost(uris: list[str]) -> None:
     generation = load(uris)
     space = spaces(generation)[2]
     address = taken_addresses(uris)[0]
-    flip(generation, space, address, 0)
+    flip_copies(generation, space, address, 0)
     member, offset = space.resolve(address, 1)
     chunk = slice(offset - offset % (16 * KIB), offset + 16 * KIB - offset % (16 * KIB))
     before = Path(uris[member]).read_bytes()[chunk]
@@ -494,9 +488,7 @@ def test_a_copy_that_could_not_be_read_now_is_not_lost(uris: list[str]) -> None:
 
 @pytest.mark.parametrize("copy", range(3))
 def test_damaged_superblocks(uris: list[str], copy: int) -> None:
-    with open(uris[1], "r+b") as file:
-        file.seek(superblock_offsets(MEMBER_BYTES)[copy] + 100)
-        file.write(b"x")
+    write_at(uris[1], superblock_offsets(MEMBER_BYTES)[copy] + 100, b"x")
     dlfs.repair(uris)
     check_whole(uris)
 
@@ -539,9 +531,7 @@ def test_an_intact_directory_of_another_dataset_is_replaced(uris: list[str]) -> 
     for address in range(0, spaces[0].size_bytes, chunk_bytes):
         (source, start), (target, offset) = (space.resolve(address) for space in spaces)
         chunk = Path(generation.devices[source].uri).read_bytes()[start : start + chunk_bytes]
-        with open(generation.devices[target].uri, "r+b") as file:
-            file.seek(offset)
-            file.write(chunk)
+        write_at(generation.devices[target].uri, offset, chunk)
     with dlfs.open(uris) as volume:
         assert {(f.kind, f.dataset) for f in volume.verify()} == {("directory", "data")}
     dlfs.repair(uris)

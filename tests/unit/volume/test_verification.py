@@ -16,6 +16,7 @@ from dlfs.format.constants import DIRECTORY_BLOCK_BYTES
 from dlfs.format.geometry import DataSpace
 from dlfs.store.transaction import load_generation
 from tests.fault.test_order import seal
+from tests.support.files import flip_bit
 
 CHUNK = 16 << 10
 LARGE = random.Random(7).randbytes(5 * CHUNK + 1000)
@@ -45,18 +46,12 @@ def position(path: Path, version: int, name: str, offset: int) -> int:
         return DataSpace(generation.geometry, record.data_runs).resolve(address + offset)[1]
 
 
-def flip(path: Path, at: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
-
-
 def test_the_damaged_parts_of_a_large_sample_are_named(path: Path) -> None:
     with dlfs.open(path) as volume:
         assert list(volume.verify()) == []
     damaged = [position(path, 2, "larger", offset) for offset in (CHUNK + 5, 10 * CHUNK + 7)]
     for at in damaged:
-        flip(path, at)
+        flip_bit(path, at)
     with dlfs.open(path) as volume:
         first, last = volume.verify()
     assert (first.path, first.sample_offset_bytes, first.length_bytes) == (b"larger", CHUNK, CHUNK)
@@ -78,7 +73,7 @@ def test_an_appended_version_has_the_parts_of_the_one_before(path: Path) -> None
         assert np.array_equal(second.directory.parts[: len(parts)], parts)
         assert np.count_nonzero(parts) == 6
         assert np.count_nonzero(second.directory.parts) == 6 + 11
-    flip(path, position(path, 1, "large", 3 * CHUNK))
+    flip_bit(path, position(path, 1, "large", 3 * CHUNK))
     with dlfs.open(path) as volume:
         findings = list(volume.verify())
     assert [(f.version, f.path, f.sample_offset_bytes) for f in findings] == [

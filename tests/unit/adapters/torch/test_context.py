@@ -25,6 +25,7 @@ from dlfs.adapters.torch import (  # noqa: E402
     SampleDataset,
     collate_list,
 )
+from tests.support.files import write_at  # noqa: E402
 from tests.support.torch_processes import PROCESSES  # noqa: E402
 from tests.support.volumes import new_volume, write_dataset  # noqa: E402
 
@@ -41,9 +42,7 @@ def damaged(tmp_path):
         write_dataset(volume, "ds", {b"%02d" % number: bytes([number]) * 8 for number in range(60)})
         with volume.dataset("ds") as dataset:
             offset = dataset.stat(BAD).offset_bytes
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(b"\xff")
+    write_at(path, offset, b"\xff")
     with dlfs.open(str(path)) as volume, volume.dataset("ds") as dataset:
         yield dataset
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from dlfs.adapters.torch import (  # noqa: E402
     Loader,
     SampleDataset,
 )
+from tests.support.files import flip_bit  # noqa: E402
 from tests.support.volumes import new_volume, write_dataset  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -140,7 +140,7 @@ def test_a_last_batch_of_bad_samples_ends_the_epoch(tmp_path):
         write_dataset(volume, "ds", {str(number): b"%d" % number * 100 for number in range(7)})
         with volume.dataset("ds") as dataset:
             expected = reference(dataset, seed=1)
-            damage(path, dataset.stat(expected[-1]).offset_bytes)
+            flip_bit(path, dataset.stat(expected[-1]).offset_bytes)
     with dlfs.open(str(path)) as volume, volume.dataset("ds") as dataset:
         loader = Loader(dataset, 3, seed=1, on_error="skip")
         assert take_length(loader) == expected[:-1]
@@ -148,14 +148,6 @@ def test_a_last_batch_of_bad_samples_ends_the_epoch(tmp_path):
         assert sorted(take_length(loader)) == sorted(expected[:-1])
         loader = Loader(dataset, 3, seed=1, on_error="skip", uneven="pad", rank=1, world_size=2)
         assert take_length(loader) == [expected[position] for position in (1, 3, 5, 0)]
-
-
-def damage(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
 
 
 def test_one_iteration_reads_at_a_time(samples):

@@ -20,6 +20,7 @@ from dlfs.adapters.torch import (  # noqa: E402
     Loader,
     SampleDataset,
 )
+from tests.support.files import write_at  # noqa: E402
 from tests.support.volumes import new_volume  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -38,9 +39,7 @@ def folder_volume(tmp_path_factory):
                 writer.add(name, bytes([number]) * 8, attributes={"even": number % 2 == 0})
         with volume.dataset("pets") as dataset:
             offset = dataset.stat(33).offset_bytes
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(b"\xff")
+    write_at(path, offset, b"\xff")
     return path
 
 

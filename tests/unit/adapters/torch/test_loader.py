@@ -31,6 +31,7 @@ from dlfs.adapters.torch import (  # noqa: E402
     TensorBatch,
 )
 from dlfs.adapters.torch.tensors import view_array  # noqa: E402
+from tests.support.files import flip_bit  # noqa: E402
 from tests.support.volumes import new_volume, write_dataset  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -332,11 +333,7 @@ def test_samples_that_cannot_be_read(tmp_path):
         with volume.dataset("ds") as dataset:
             expected = reference(dataset, seed=3)
             offset = dataset.stat(expected[25]).offset_bytes
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
+    flip_bit(path, offset)
     with dlfs.open(str(path)) as volume, volume.dataset("ds") as dataset:
         for transform in (None, bytes):
             common = {"seed": 3, "transform": transform, "collate": "list"}

@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import io
 import logging
-import tarfile
 import threading
 import traceback
 from collections import Counter
@@ -31,6 +29,7 @@ from dlfs.errors import (
 )
 from dlfs.ingest.importer import open_source
 from dlfs.ingest.remote import failures, stores
+from tests.support.files import tar
 from tests.unit.ingest.taking import take
 
 pytest.importorskip("aiohttp")
@@ -202,12 +201,7 @@ def test_passwords_and_signatures_of_urls_are_in_no_message_or_file(
     caplog.set_level(logging.DEBUG, "dlfs")
     monkeypatch.setattr(stores, "PIECE_BYTES", 1000)
     seen: list[str] = []
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        member = tarfile.TarInfo("a.bin")
-        member.size = len(DATA)
-        archive.addfile(member, io.BytesIO(DATA))
-    web.files["/d/a.tar"] = packed.getvalue()
+    web.files["/d/a.tar"] = tar(("a.bin", DATA))
 
     def fails(path: str) -> None:
         with pytest.raises(DlfsError) as caught:

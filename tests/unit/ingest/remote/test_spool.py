@@ -36,6 +36,7 @@ from dlfs.ingest.remote.fetching import REQUESTS
 from dlfs.ingest.remote.spool import default_directory
 from dlfs.ingest.remote.stores import Store
 from dlfs.volume.volume import Volume
+from tests.support.files import write_files
 from tests.unit.ingest.array_writers import write_hdf5, write_npz, write_zarr
 from tests.unit.ingest.taking import contents, import_by_command, take
 
@@ -91,9 +92,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, first:
 
 
 def write_folder(path: Path) -> str:
-    for name, data in FILES.items():
-        (path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / "data" / name).write_bytes(data)
+    write_files(path / "data", FILES)
     return "data"
 
 
