@@ -132,7 +132,10 @@ def _open_local(
             check_regular(path)
     if STDIN in found and not row.streams:
         streaming = join_words([each.name for each in FORMATS if each.streams], "or")
-        raise UsageError(f"import {STDIN_SHOWN}: expected format {streaming}, got {row.name}")
+        raise UsageError(
+            f"import {STDIN_SHOWN}: expected format {streaming}, which needs one pass only, got "
+            f"{row.name}; save it to a file"
+        )
     for path in found:
         if path != STDIN and not Path(path).exists():
             raise NotFoundError(f"import {path}: there is no such file or folder")

@@ -15,7 +15,6 @@ present one is packed, so that at most three exist.
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -87,12 +86,12 @@ class ShardSource(Source):
         self.shards = list(shards)
         self.name = source_name(self.shards)
 
-    @abstractmethod
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
-        """Yield the blocks of a shard, each with memory of its own.
+        """Yield the blocks of a shard without an index, each with memory of its own.
 
         A generator, which is closed if not all blocks are taken, and then closes the shard.
         """
+        raise NotImplementedError
 
     def read_last(self) -> Iterator[SampleBlock]:
         """Yield further blocks, after those of all shards."""

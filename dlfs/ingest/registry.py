@@ -159,6 +159,7 @@ FORMATS = (
         names=("*.npy",), magic=((0, b"\x93NUMPY"),),
     ),
     Format("npz", "NumPy's NPZ archives", ".npy:NpzOptions", names=("*.npz",)),
+    Format("zip", "ZIP archives, every member a sample", ".zip:ZipOptions", names=("*.zip",)),
     Format(
         "lmdb", "an LMDB environment, a key a sample", ".lmdb:LmdbOptions",
         names=("*.lmdb", "*.mdb"), magic=((16, b"\xde\xc0\xef\xbe"),), marks=("data.mdb",),

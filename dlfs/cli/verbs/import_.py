@@ -112,8 +112,8 @@ def import_dataset(
     """Import files as a dataset, completely or not at all. An existing name gets a new version.
 
     Args:
-        arguments: A folder, tar archives (.tar, .tar.gz, .tar.zst; 'train-{000000..000099}.tar') or
-            files of another format, or URLs of these (s3://, gs://, az://, hf://, https://); or
+        arguments: A folder, archives (.tar, .tar.gz, .tar.zst, .zip; 'train-{000000..000099}.tar')
+            or files of another format, or URLs of these (s3://, gs://, az://, hf://, https://); or
             several folders and files, whose names begin the paths; '-' reads a tar archive from
             standard input, with --format list the names of files; then the volume.
         name: Name of the dataset.

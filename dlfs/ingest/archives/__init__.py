@@ -1,1 +1,1 @@
-"""Shared parts of the formats tar, WebDataset and TFRecord: archives, links, ranges of files."""
+"""Shared parts of the formats tar, ZIP, WebDataset and TFRecord: archives, links, file ranges."""

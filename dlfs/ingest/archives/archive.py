@@ -25,7 +25,14 @@ import zstandard
 
 from dlfs.base.closing import Closing
 from dlfs.base.units import MIB
-from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, TruncatedError
+from dlfs.errors import (
+    DeviceError,
+    DlfsError,
+    FormatError,
+    LimitError,
+    TruncatedError,
+    UsageError,
+)
 from dlfs.ingest.source import (
     STDIN_SHOWN,
     check_unchanged,
@@ -58,7 +65,8 @@ _MAGIC: dict[bytes, Compression] = {
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
 }
-_MAGIC_BYTES = max(map(len, _MAGIC))
+ZIP_MAGIC = b"PK\3\4"
+_MAGIC_BYTES = max(map(len, [*_MAGIC, ZIP_MAGIC]))
 _STREAM_BYTES = MIB
 _HEADER_BYTES_MAX = 16 * MIB
 """Most bytes of an extended header, which is read into memory."""
@@ -193,6 +201,11 @@ class Archive(Closing):
             else:
                 self.state = 0, 0
                 head = self._file.peek(_MAGIC_BYTES)
+                if head.startswith(ZIP_MAGIC):
+                    raise UsageError(
+                        f"import {STDIN_SHOWN}: expected a tar archive, got a ZIP archive, whose "
+                        "directory is at its end; save it to a file"
+                    )
                 compression = next(
                     (kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "none"
                 )
@@ -267,27 +280,16 @@ class Archive(Closing):
         where = f"import {self.path}: the member at byte {header.offset}"
         name = header.name.encode("utf-8", "surrogateescape")
         link = header.linkname.encode("utf-8", "surrogateescape")
-        path = self._clean(name, where)
+        path = member_path(name, self._absolute, where)
         kind = _kind(header)
         if kind == "hard link":
-            link = self._clean(link, where)
+            link = member_path(link, self._absolute, where)
         if not path and kind != "folder":
             raise FormatError(f"{where}: expected a name, got {name!r}")
         if header.size < 0:
             raise FormatError(f"{where}: expected a size, got {header.size} bytes")
         segments = _segments(header, where) if kind == "file" else ()
         return Member(path, kind, link, header.size, segments)
-
-    def _clean(self, name: bytes, where: str) -> bytes:
-        """Return a member's name as a path."""
-        if name.startswith(b"/"):
-            if self._absolute == "error":
-                raise FormatError(
-                    f"{where}: expected a relative name, got {show(name)}; the option "
-                    "absolute=strip removes the slash"
-                )
-            name = name.lstrip(b"/")
-        return clean_path(name, where)
 
     def _check_end(self) -> None:
         """Read the stream to its end, where its checksum is; only zeros may follow."""
@@ -309,6 +311,28 @@ class Archive(Closing):
         if isinstance(error, OSError) and error.errno is not None:
             return DeviceError(f"{where}: {error.strerror}", error.errno)
         return FormatError(f"{where}: the archive is damaged: {error}")
+
+
+def member_path(name: bytes, absolute: Absolute, where: str) -> bytes:
+    """Return a member's name as a path; empty for the root itself.
+
+    Args:
+        name: name in the archive.
+        absolute: ``strip`` removes the slashes that begin an absolute name; ``error`` refuses it.
+        where: name of the archive and of the member, for errors.
+
+    Raises:
+        FormatError: the name is absolute, or has a component ``..``.
+        LimitError: the path or one of its components is too long.
+    """
+    if name.startswith(b"/"):
+        if absolute == "error":
+            raise FormatError(
+                f"{where}: expected a relative name, got {show(name)}; the option "
+                "absolute=strip removes the slash"
+            )
+        name = name.lstrip(b"/")
+    return clean_path(name, where)
 
 
 def decompressed(file: IO[bytes], compression: Compression) -> IO[bytes]:

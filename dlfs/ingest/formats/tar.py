@@ -17,7 +17,6 @@ window, and sizes are unknown beforehand. Links to members that have passed need
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Annotated
 
 import numpy as np
 
-from dlfs.errors import FormatError, UsageError
+from dlfs.errors import UsageError
 from dlfs.ingest.archives.archive import (
     Absolute,
     AbsoluteOption,
@@ -35,7 +34,7 @@ from dlfs.ingest.archives.archive import (
     Segment,
     compression_of,
 )
-from dlfs.ingest.archives.links import LinkTree
+from dlfs.ingest.archives.names import MemberNames
 from dlfs.ingest.archives.ranges import RangeReader
 from dlfs.ingest.records import Record, Records, ShardSource, gather
 from dlfs.ingest.registry import STDIN
@@ -46,94 +45,8 @@ from dlfs.ingest.source import (
     LinkPolicy,
     SampleBlock,
     Uint64Array,
-    check_path,
-    keep_link,
-    show,
-    source_name,
 )
 from dlfs.ingest.standard_input import open_standard_input
-
-
-class _Names:
-    """The paths in the archives: files, folders and links; finds duplicates."""
-
-    def __init__(self, archives: Sequence[str], links: LinkPolicy) -> None:
-        self._archives = archives
-        self._policy = links
-        self.shard_of: dict[bytes, int] = {}
-        self.folders: set[bytes] = set()
-        self.symbolic: dict[bytes, bytes] = {}
-        self.hard: dict[bytes, bytes] = {}
-        self.skipped: Counter[str] = Counter()
-
-    def add(self, member: Member, shard: int, prefix: bytes) -> bytes | None:
-        """Add a member; return its path if it is a file to import, else None."""
-        path = prefix + member.path
-        if member.kind == "folder":
-            self.folders.add(path.rstrip(b"/"))
-            return None
-        if member.kind == "special file":
-            self.skipped["special file"] += 1
-            return None
-        if member.kind == "symbolic link":
-            where = f"import {self._archives[shard]}: {show(path)}"
-            if not keep_link(self._policy, where, self.skipped):
-                return None
-        if member.kind != "file" and self._archives[shard] == STDIN:
-            raise UsageError(
-                f"import {STDIN_SHOWN}: expected no links, because it is read once, got the "
-                f"{member.kind} {show(path)}; save the archive to a file, or write it with tar's "
-                "-h or --hard-dereference"
-            )
-        self._claim(path, shard)
-        if member.kind == "hard link":
-            self._add_hard(path, prefix + member.link, shard)
-            return None
-        if member.kind == "symbolic link":
-            self.symbolic[path] = member.link
-            return None
-        return path
-
-    def aliases(self, files: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (path, path of the file it stands for) for every link."""
-        yield from self.hard.items()
-        if not self.symbolic:
-            return
-        tree = LinkTree([*files, *self.hard], self.folders, self.symbolic)
-        for path, target in tree.aliases():
-            if path not in self.symbolic:
-                self._claim(path, self.shard_of[target])
-            yield path, self.hard.get(target, target)
-
-    def empty_folders(self, paths: Iterator[bytes]) -> list[bytes]:
-        """Return the folders that are members themselves and have no sample under them."""
-        used: set[bytes] = set()
-        for path in paths:
-            folder = path.rpartition(b"/")[0]
-            while folder and folder not in used:
-                used.add(folder)
-                folder = folder.rpartition(b"/")[0]
-        return sorted(self.folders - used - {b""})
-
-    def _claim(self, path: bytes, shard: int) -> None:
-        check_path(path, f"import {self._archives[shard]}")
-        other = self.shard_of.get(path)
-        if other is not None:
-            first, second = (source_name([self._archives[i]]) for i in (other, shard))
-            both = f"twice in {first}" if other == shard else f"in {first} and in {second}"
-            raise FormatError(f"import: expected each path once, got {show(path)} {both}")
-        self.shard_of[path] = shard
-
-    def _add_hard(self, path: bytes, target: bytes, shard: int) -> None:
-        if target in self.symbolic:
-            self.symbolic[path] = self.symbolic[target]
-        elif target in self.shard_of:
-            self.hard[path] = self.hard.get(target, target)
-        else:
-            raise FormatError(
-                f"import {self._archives[shard]}: {show(path)}: expected a hard link to an earlier "
-                f"member, got {show(target)}"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +123,7 @@ class TarSource(ArchiveShards):
             prefix_shards=options.prefix_shards,
             absolute=options.absolute,
         )
-        self._names = _Names(self.shards, options.links)
+        self._names = MemberNames(self.shards, options.links)
         self.skipped = self._names.skipped
         self._files: list[bytes] = []
         if self.stdin is None and self.compressions == {"none"}:

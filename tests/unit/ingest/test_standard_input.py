@@ -116,8 +116,12 @@ def test_what_is_refused(feed: Feed, tmp_path: Path, monkeypatch: pytest.MonkeyP
         take()
     with pytest.raises(UsageError, match="expected it once, got it 2 times"):
         take("-", "-")
-    with pytest.raises(UsageError, match="expected format tar, webdataset or list, got folder"):
-        take(format_name="folder")
+    for name in ("folder", "zip"):
+        with pytest.raises(UsageError, match=f"expected format tar, .*, got {name}; save it to a"):
+            take(format_name=name)
+    feed(b"PK\3\4 and more")
+    with pytest.raises(UsageError, match="got a ZIP archive, whose directory is at its end"):
+        take()
     for name in ("tar", "webdataset"):
         with pytest.raises(UsageError, match="expected no prefix_shards, for it has no name"):
             take(format_name=name, options={"prefix_shards": True})

@@ -1,0 +1,155 @@
+"""Imports ZIP archives: every file in them is a sample, whose path is its name in the archive.
+
+The directory at the end of an archive names all members. It is read and checked first, so that
+hostile names, duplicates, encrypted members and impossible sizes are found before anything is
+written; see ``archives.zip_archive``. Members are then read in the order of packing, so that
+``shuffled`` is a true shuffle of all of them; those of one block by their places in the archives.
+The CRC of each is checked.
+
+Symbolic links and folders are treated as in tar archives. What macOS adds in a folder ``__MACOSX``
+(resource forks, one for each file, with the file's ending) is left out and counted.
+
+Memory: 1 KB for each member, and the blocks. One archive is open at a time.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+
+from dlfs.base.closing import closed_on_error
+from dlfs.errors import UsageError
+from dlfs.ingest.archives.archive import AbsoluteOption
+from dlfs.ingest.archives.names import MemberNames
+from dlfs.ingest.archives.ranges import RangeReader
+from dlfs.ingest.archives.zip_archive import ZipArchive
+from dlfs.ingest.records import ShardSource, shard_prefixes
+from dlfs.ingest.source import (
+    Bytes,
+    Int64Array,
+    LinkPolicy,
+    SampleBlock,
+    Uint64Array,
+)
+
+_MACOS = b"__MACOSX"
+
+
+@dataclass(frozen=True, slots=True)
+class ZipOptions:
+    """Options of ZIP archives."""
+
+    links: Annotated[LinkPolicy, "symbolic links: follow, skip, or refuse"] = "follow"
+    prefix_shards: Annotated[bool, "begin paths with the archive's name"] = False
+    absolute: AbsoluteOption = "error"
+    encoding: Annotated[
+        str | None, "encoding of names that are not marked as UTF-8; none: bytes as they are"
+    ] = None
+    macos: Annotated[Literal["skip", "keep"], "what macOS adds in a folder __MACOSX"] = "skip"
+
+    def __post_init__(self) -> None:
+        try:
+            codecs.lookup(self.encoding or "utf-8")
+        except LookupError as error:
+            raise UsageError(
+                f"import: expected an encoding such as cp932, got {self.encoding!r}"
+            ) from error
+
+    def open(self, paths: Sequence[str]) -> ZipSource:
+        """Open archives; see ``ZipSource``."""
+        return ZipSource(paths, self)
+
+
+class ZipSource(ShardSource):
+    """The files in some ZIP archives.
+
+    Args:
+        archives: paths of the archives.
+        options: options of the format.
+
+    Raises:
+        UsageError: the list is empty, an archive is a folder, or a link leads nowhere.
+        NotFoundError: an archive does not exist.
+        FormatError: an archive is damaged or encrypted, or has a path twice or a hostile name.
+        DeviceError: an archive cannot be read.
+    """
+
+    def __init__(self, archives: Sequence[str], options: ZipOptions | None = None) -> None:
+        super().__init__(archives, noun="a ZIP archive")
+        self._options = options = options or ZipOptions()
+        names = MemberNames(self.shards, options.links)
+        self.skipped = names.skipped
+        self._archives: list[ZipArchive] = []
+        with closed_on_error(self):
+            self.index = self._find_members(names)
+        self.sample_count = len(self._files)
+        self.sample_bytes = int(self.index.sizes.sum())
+        self.gives_shuffled = True
+        self.empty_directories = names.empty_folders(iter(self._files))
+
+    def close(self) -> None:
+        """Close the archives; see ``Source.close``."""
+        for archive in self._archives:
+            archive.close()
+
+    def _find_members(self, names: MemberNames) -> RangeReader:
+        """Find the archive, and the number in it, of each member in path order."""
+        index = RangeReader(self.shards)
+        found: dict[bytes, tuple[int, int, int]] = {}
+        for shard, prefix in enumerate(self._prefixes()):
+            archive = self._open(self.shards[shard])
+            index.states.append(archive.state)
+            for number, member in enumerate(archive.members()):
+                if self._options.macos == "skip" and member.path.split(b"/")[0] == _MACOS:
+                    names.skipped["file or folder in __MACOSX"] += 1
+                    continue
+                path = names.add(member, shard, prefix)
+                if path is not None:
+                    found[path] = shard, number, member.size_bytes
+            archive.release()
+        for alias, target in list(names.aliases(list(found))):
+            found[alias] = found[target]
+        self._files = sorted(found)
+        places = [found.pop(path) for path in self._files]
+        self._shards, self._numbers, sizes = np.array(places, np.int64).reshape(-1, 3).T.copy()
+        index.sizes = sizes.astype(np.uint64)
+        return index
+
+    def _open(self, path: str) -> ZipArchive:
+        if Path(path).is_dir():
+            raise UsageError(f"import {path}: expected a ZIP archive, got a folder")
+        archive = ZipArchive(path, encoding=self._options.encoding, absolute=self._options.absolute)
+        self._archives.append(archive)
+        return archive
+
+    def _prefixes(self) -> list[bytes]:
+        if not self._options.prefix_shards:
+            return [b""] * len(self.shards)
+        return [prefix + b"/" for prefix in shard_prefixes(self.shards, [".zip"])]
+
+    def read_indexed(self, indices: Uint64Array, offsets: Int64Array, buffer: Bytes) -> SampleBlock:
+        """Read members by index, and return them as a block; see ``ShardSource``."""
+        assert self.index is not None
+        lengths = self.index.sizes[indices].astype(np.int64)
+        shards, numbers = self._shards[indices].tolist(), self._numbers[indices].tolist()
+        wanted = zip(shards, numbers, offsets.tolist(), lengths.tolist(), strict=True)
+        places = sorted(
+            (shard, self._archives[shard].position(number), number, at, size)
+            for shard, number, at, size in wanted
+        )
+        memory = buffer.data
+        last: ZipArchive | None = None
+        for shard, _, number, at, size in places:
+            archive = self._archives[shard]
+            if last is not None and archive is not last:
+                last.release()
+            archive.read_into(number, memory[at : at + size])
+            last = archive
+        if last is not None:
+            last.release()
+        return SampleBlock([self._files[i] for i in indices.tolist()], buffer, offsets, lengths)
