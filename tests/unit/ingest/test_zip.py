@@ -31,7 +31,8 @@ from dlfs.ingest.attributes import AttributedSource, label_rule
 from dlfs.ingest.formats.zip import ZipOptions, ZipSource
 from dlfs.ingest.importer import open_source
 from dlfs.volume.volume import Volume
-from tests.unit.ingest.taking import cut, flip, import_all, import_by_command, refused
+from tests.support.files import cut, flip_bit
+from tests.unit.ingest.taking import import_all, import_by_command, refused
 from tests.unit.ingest.taking import take as take_all
 
 FILES = {f"d{i % 7}/{i:03d}.bin": os.urandom(i * 37 % 3000) for i in range(100)}
@@ -368,7 +369,7 @@ def test_no_flipped_bit_changes_a_sample(tmp_path: Path, method: str) -> None:
 
 def test_a_wrong_crc_names_the_member(write: Callable[..., Path]) -> None:
     path = write(("good", b"1"), ("bad", b"middle" * 99))
-    flip(path, path.read_bytes().index(b"middle"))
+    flip_bit(path, path.read_bytes().index(b"middle"))
     with pytest.raises(ChecksumError, match=r"a.zip: bad: expected data of the CRC-32"):
         take(path)
     path = write(("empty", b""))
