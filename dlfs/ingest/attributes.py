@@ -14,7 +14,7 @@ import importlib
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -38,7 +38,8 @@ from dlfs.ingest.source import (
 )
 from dlfs.ingest.tables.columns import Column, column_values
 from dlfs.ingest.tables.csv import DELIMITERS, read_csv, text_column, typed_column
-from dlfs.ingest.tables.files import open_ipc, open_parquet
+from dlfs.ingest.tables.files import Table, open_ipc, open_parquet
+from dlfs.ingest.tables.json_lines import open_json_lines
 from dlfs.ingest.tables.plain import is_scalar
 
 Columns = Mapping[str, Array]
@@ -47,6 +48,13 @@ UNUSED_ROWS = "row of attributes without a sample"
 
 _ARROW = (".arrow", ".arrows", ".feather", ".ipc")
 _PARQUET = (".parquet", ".parq", ".pq")
+_JSON_LINES = (".jsonl", ".ndjson")
+_OPENERS: dict[str, Callable[[str], AbstractContextManager[Table]]] = {
+    **dict.fromkeys(_ARROW, open_ipc),
+    **dict.fromkeys(_PARQUET, open_parquet),
+    **dict.fromkeys(_JSON_LINES, open_json_lines),
+}
+"""Function that opens a table, by the ending of its name in lower case."""
 
 _TYPES: dict[str, Callable[[str], int | float | str]] = {"int": int, "float": float, "str": str}
 
@@ -218,8 +226,8 @@ class TableRule(Rule):
 
     Args:
         path: path of a CSV file (``.csv``, ``.tsv``; the first line names the columns), Parquet
-            file or Arrow file. Columns of a CSV file become integers, floats or text; see
-            ``tables.csv``.
+            file, Arrow file or file of JSON Lines (``.jsonl``). Columns of a CSV file become
+            integers, floats or text; see ``tables.csv``.
         path_column: name of the column with the samples' paths; by default one of ``PATH_COLUMNS``.
 
     Raises:
@@ -234,12 +242,10 @@ class TableRule(Rule):
         suffix = Path(path).suffix.lower()
         if suffix in DELIMITERS:
             columns = _read_csv(path, DELIMITERS[suffix], text=names)
-        elif suffix in (*_ARROW, *_PARQUET):
-            columns = _read_arrow(path, is_parquet=suffix in _PARQUET)
+        elif suffix in _OPENERS:
+            columns = _read_table(path, _OPENERS[suffix])
         else:
-            raise UsageError(
-                f"{self._name}: expected a file {', '.join([*DELIMITERS, *_PARQUET, *_ARROW])}"
-            )
+            raise UsageError(f"{self._name}: expected a file {', '.join([*DELIMITERS, *_OPENERS])}")
         found = next((name for name in names if name in columns), None)
         if found is None or columns[found].dtype != object:
             raise UsageError(
@@ -284,9 +290,13 @@ def _read_csv(path: str, delimiter: str, *, text: Sequence[str]) -> dict[str, Ar
     }
 
 
-def _read_arrow(path: str, *, is_parquet: bool) -> dict[str, Array]:
+def _read_table(
+    path: str, opener: Callable[[str], AbstractContextManager[Table]]
+) -> dict[str, Array]:
     where = f"attributes of {path}"
-    with (open_parquet if is_parquet else open_ipc)(path) as table:
+    with opener(path) as table:
+        for conflict in table.conflicts.values():
+            raise FormatError(conflict)
         schema = table.schema
         columns = [Column(name, (name,), schema.field(name).type) for name in schema.names]
         for column in columns:

@@ -130,6 +130,13 @@ FORMATS = (
         isolated=True,
     ),
     Format(
+        "jsonl", "JSON Lines, an object a sample", ".arrow:JsonLinesOptions", extra="arrow",
+        isolated=True,
+        names=(
+            "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.ndjson", "*.ndjson.gz", "*.ndjson.zst",
+        ),
+    ),
+    Format(
         "huggingface", "a dataset or its splits, as Hugging Face's save_to_disk writes them",
         ".arrow:HuggingFaceOptions", extra="arrow", isolated=True,
         marks=("dataset_dict.json|state.json", "dataset_dict.json|dataset_info.json"),

@@ -1,4 +1,4 @@
-"""Imports Parquet files, Arrow IPC files and streams (Feather too), and Hugging Face datasets.
+"""Imports tables: Parquet, Arrow IPC (Feather too), JSON Lines, and Hugging Face datasets.
 
 One column gives the samples. It is binary or text, or a struct with such a child ``bytes``, as
 Hugging Face stores images and sounds. Children of structs are named ``image.bytes``. All other
@@ -21,7 +21,7 @@ unless ``nulls`` says otherwise; in a column of floats it becomes NaN. ``tables`
 found.
 
 Memory: files are read in turn, a Parquet file by parts of row groups, an Arrow file by its record
-batches, and a few of these exist at a time. Needs pyarrow.
+batches, JSON Lines by 4 MiB, and a few of these exist at a time. Needs pyarrow.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from dlfs.ingest.source import (
 )
 from dlfs.ingest.tables.choosing import TableOptions, choose_columns
 from dlfs.ingest.tables.files import Table, open_ipc, open_parquet
+from dlfs.ingest.tables.json_lines import json_lines_opener
 from dlfs.ingest.tables.schemas import FileSchema, JoinedSchema, join_schemas
 
 _STATE_BYTES_MAX = 16 * MIB
@@ -73,6 +74,15 @@ class ArrowOptions(TableOptions):
     def open(self, paths: Sequence[str]) -> ArrowSource:
         """Open Arrow files, or folders of them; see ``ArrowSource``."""
         return _open_files(paths, self, "arrow", "an Arrow file", open_ipc)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonLinesOptions(TableOptions):
+    """Options of JSON Lines."""
+
+    def open(self, paths: Sequence[str]) -> ArrowSource:
+        """Open files of JSON Lines, or folders of them; see ``ArrowSource``."""
+        return _open_files(paths, self, "jsonl", "a file of JSON Lines", json_lines_opener())
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +142,18 @@ class ArrowSource(ShardSource):
         """Join the schemas of all files; count their rows, if these are known."""
         counts: list[int | None] = []
         found: list[FileSchema] = []
+        conflicts: dict[str, str] = {}
         for shard in self.shards:
             with self._opener(shard) as table:
+                conflicts.update(table.conflicts)
                 counts.append(table.row_count)
                 if not any(table.schema.equals(known.schema) for known in found):
                     found.append(FileSchema(shard, table.schema))
         if None not in counts and options.nulls != "skip":
             self.sample_count = sum(filter(None, counts))
-        return join_schemas(found)
+        joined = join_schemas(found, joins_numbers=table.joins_numbers)
+        joined.conflicts.update(conflicts)
+        return joined
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Read one file; see ``ShardSource``."""

@@ -15,9 +15,9 @@ no checksums. The pages of Parquet files are checked by their checksums if they 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,10 @@ class Table:
     row_count: int | None
     """Number of rows; None if only reading the file gives it."""
     batches: Callable[[Sequence[str]], Iterator[Any]]
+    conflicts: Mapping[str, str] = field(default_factory=dict)
+    """Error for each column whose values have no type in common, by name."""
+    joins_numbers: bool = False
+    """True if integers and floats of one column are floats."""
 
 
 @contextmanager

@@ -8,8 +8,9 @@ one column do not go together: that is an error, if the column is used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dlfs.ingest.tables.arrow import pyarrow
@@ -17,6 +18,7 @@ from dlfs.ingest.tables.plain import LISTS, is_one_of
 
 _TEXT = ("is_string", "is_large_string", "is_string_view")
 _BINARY = ("is_binary", "is_large_binary", "is_fixed_size_binary", "is_binary_view")
+_NUMBERS = ("is_integer", "is_floating")
 _ENCODED = ("is_dictionary", "is_run_end_encoded")
 
 
@@ -38,8 +40,13 @@ class JoinedSchema:
     """Error for each column whose types do not go together, by name."""
 
 
-def join_schemas(files: Sequence[FileSchema]) -> JoinedSchema:
-    """Join the schemas of some files, at least one; a name that a schema has twice stays so."""
+def join_schemas(files: Sequence[FileSchema], *, joins_numbers: bool = False) -> JoinedSchema:
+    """Join the schemas of some files, at least one; a name that a schema has twice stays so.
+
+    Args:
+        files: the files.
+        joins_numbers: integers and floats of one column become floats.
+    """
     first = files[0].schema
     fields = {field.name: field for field in first}
     first_file = dict.fromkeys(fields, files[0].file)
@@ -52,7 +59,7 @@ def join_schemas(files: Sequence[FileSchema]) -> JoinedSchema:
                 doubled += [field, field]
                 continue
             known = fields.setdefault(name, field)
-            joined = join_types(known.type, field.type)
+            joined = join_types(known.type, field.type, joins_numbers=joins_numbers)
             if joined is None:
                 conflicts.setdefault(
                     name,
@@ -70,14 +77,21 @@ def join_schemas(files: Sequence[FileSchema]) -> JoinedSchema:
     )
 
 
-def join_types(one: Any, other: Any) -> Any:
-    """Return a type that holds the values of two types; None if there is none."""
+def join_types(one: Any, other: Any, *, joins_numbers: bool = False) -> Any:
+    """Return a type that holds the values of two types; None if there is none.
+
+    Args:
+        one: a type.
+        other: another one.
+        joins_numbers: take ``float64`` for integers and floats, which not every integer equals.
+    """
+    join = partial(join_types, joins_numbers=joins_numbers)
     if one.equals(other) or is_one_of(other, ("is_null",)):
         return one
     if is_one_of(one, ("is_null",)):
         return other
     if is_one_of(one, _ENCODED) or is_one_of(other, _ENCODED):
-        return join_types(
+        return join(
             *(kind.value_type if is_one_of(kind, _ENCODED) else kind for kind in (one, other))
         )
     for family, wide in ((_TEXT, pyarrow.large_string()), (_BINARY, pyarrow.large_binary())):
@@ -87,10 +101,12 @@ def join_types(one: Any, other: Any) -> Any:
         return _join_integers(one, other)
     if is_one_of(one, ("is_floating",)) and is_one_of(other, ("is_floating",)):
         return max(one, other, key=lambda kind: kind.bit_width)
+    if joins_numbers and all(is_one_of(kind, _NUMBERS) for kind in (one, other)):
+        return pyarrow.float64()
     if is_one_of(one, LISTS) and is_one_of(other, LISTS):
-        return _join_lists(one, other)
+        return _join_lists(one, other, join)
     if is_one_of(one, ("is_struct",)) and is_one_of(other, ("is_struct",)):
-        return _join_structs(one, other)
+        return _join_structs(one, other, join)
     return None
 
 
@@ -104,8 +120,8 @@ def _join_integers(one: Any, other: Any) -> Any:
     return getattr(pyarrow, f"int{bits}")() if bits <= 64 else None
 
 
-def _join_lists(one: Any, other: Any) -> Any:
-    values = join_types(one.value_type, other.value_type)
+def _join_lists(one: Any, other: Any, join: Callable[[Any, Any], Any]) -> Any:
+    values = join(one.value_type, other.value_type)
     if values is None:
         return None
     fixed = is_one_of(one, ("is_fixed_size_list",)) and is_one_of(other, ("is_fixed_size_list",))
@@ -114,11 +130,11 @@ def _join_lists(one: Any, other: Any) -> Any:
     return pyarrow.large_list(values)
 
 
-def _join_structs(one: Any, other: Any) -> Any:
+def _join_structs(one: Any, other: Any, join: Callable[[Any, Any], Any]) -> Any:
     children = {field.name: field for field in one}
     for field in other:
         known = children.setdefault(field.name, field)
-        joined = join_types(known.type, field.type)
+        joined = join(known.type, field.type)
         if joined is None:
             return None
         children[field.name] = known.with_type(joined)
