@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         MemberInfo,
         SampleInfo,
         SuperblockInfo,
+        UnfinishedInfo,
         VolumeInfo,
     )
     from dlfs.store.usage import DatasetUsage, VolumeUsage
@@ -131,6 +132,7 @@ __all__ = [
     "TokenSequences",
     "TransformError",
     "TruncatedError",
+    "UnfinishedInfo",
     "UsageError",
     "VersionError",
     "Volume",
@@ -170,6 +172,7 @@ _HOMES = {
     "MemberInfo": "dlfs.store.info",
     "SampleInfo": "dlfs.store.info",
     "SuperblockInfo": "dlfs.store.info",
+    "UnfinishedInfo": "dlfs.store.info",
     "VolumeInfo": "dlfs.store.info",
     "DatasetUsage": "dlfs.store.usage",
     "VolumeUsage": "dlfs.store.usage",

@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING, Any
 
 import dlfs
 from dlfs.adapters.files import OpenVolume, raw_path
-from dlfs.adapters.locking import when_unlocked
 from dlfs.base.wording import list_names
 from dlfs.errors import ClosedError, ExistsError, LockedError, UsageError
 from dlfs.format.names import new_dataset_name
 from dlfs.format.paths import path_bytes
+from dlfs.store.locking import when_unlocked
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -213,6 +213,15 @@ class AttributesBuilder:
         fixed = 3 * ATTRIBUTE_BLOCK_BYTES + 512 * len(self._columns)
         return fixed + ATTRIBUTE_BLOCK_BYTES * len(self._columns) + values + values // 512
 
+    def expect(self, columns: Mapping[str, np.dtype[Any]]) -> None:
+        """Begin columns without values, whose types further values must have.
+
+        Args:
+            columns: dtype of each column as it is stored, by name; ``object`` for strings.
+        """
+        for name, dtype in columns.items():
+            self._columns[name] = _StringColumn() if dtype.kind == "O" else _FixedColumn(dtype)
+
     def prepare(self, attributes: Attributes, count: int) -> Prepared:
         """Check values before they are appended; the columns do not change yet.
 

@@ -9,7 +9,7 @@ Threads: any at once; ``close`` by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
@@ -74,6 +74,12 @@ class AttributeTable:
         """Return the table of a dataset without columns."""
         head = AttributeHead(dataset_uuid, sample_count, (), np.empty(0, np.uint32))
         return cls(head, lambda _number: np.empty(0, np.uint8))
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[Bytes]) -> Self:
+        """Return the table of what ``AttributesBuilder.freeze`` has encoded; borrows its memory."""
+        head = decode_head(parts[0], "the attributes")
+        return cls(head, lambda number: parts[1 + number][: head.extent(number)[1]])
 
     @classmethod
     def over(

@@ -9,7 +9,7 @@ from dlfs.base.wording import dtype_name
 from dlfs.cli.output import Table, human_count, human_date, human_samples, human_size
 
 if TYPE_CHECKING:
-    from dlfs import Dataset, DatasetInfo
+    from dlfs import Dataset, DatasetInfo, UnfinishedInfo
 
 
 def column_types(dataset: Dataset) -> dict[str, str]:
@@ -39,5 +39,22 @@ def dataset_table(infos: Iterable[DatasetInfo]) -> Table:
             human_size(info.stored_bytes),
             info.layout,
             human_date(info.created),
+        )
+    return made
+
+
+def unfinished_table(infos: Iterable[UnfinishedInfo]) -> Table:
+    """Return a table of imports that are not finished."""
+    columns = ("unfinished import", "samples", "bytes", "on device", "begun", "source")
+    right = ("samples", "bytes", "on device")
+    made = Table(*columns, right=right, drop=("on device", "begun"))
+    for info in infos:
+        made.add_row(
+            info.name,
+            human_count(info.sample_count),
+            human_size(info.sample_bytes),
+            human_size(info.stored_bytes),
+            human_date(info.created),
+            str(info.origin.get("source", "-")),
         )
     return made

@@ -36,22 +36,26 @@ from numpy.typing import ArrayLike, NDArray
 from dlfs._native.device import as_bytes_array
 from dlfs._native.packing import Packer
 from dlfs._native.permutation import packing_permutation
-from dlfs.attributes import AttributeNames, Attributes, AttributesBuilder
+from dlfs.attributes import AttributeNames, Attributes, AttributesBuilder, AttributeTable
 from dlfs.base.arguments import Layout, check_choice, check_integer
 from dlfs.base.units import MIB, format_bytes, format_count
 from dlfs.connection.previous_version import PreviousVersion
+from dlfs.connection.unfinished import UnfinishedSteps
 from dlfs.directory.builder import DirectoryBuilder, FrozenParts, segment_bytes_max
 from dlfs.errors import ClosedError, ExistsError, LimitError, SpaceError, UsageError
 from dlfs.fields import FIELDS_COLUMN, FieldEncoder
 from dlfs.format.catalog import LAYOUTS, AttributeExtent, DatasetRecord
-from dlfs.format.constants import SAMPLE_BYTES_MAX
+from dlfs.format.constants import SAMPLE_BYTES_MAX, TAG_SOURCE
+from dlfs.format.geometry import ChunkRun
+from dlfs.format.journal import StepHeader, encode_step_header
 from dlfs.format.location import LOCATION, unpack_locations
 from dlfs.format.paths import PathLike, display, path_bytes
 from dlfs.reader.reserved import check_no_reserved, check_reserved, has_reserved
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import DatasetInfo, describe_dataset
+from dlfs.store.journal import Step
 from dlfs.store.sample_buffer import SAMPLES_MAX, SampleBuffer, check_batch
-from dlfs.store.space import TakenRuns, count_chunks
+from dlfs.store.space import TakenRuns, append_run, count_chunks
 from dlfs.store.transaction import Generation, Transaction, after_commit, flush_all, now_ns
 
 if TYPE_CHECKING:
@@ -97,6 +101,9 @@ class DatasetWriter:
         fields: type of each field of the samples by name; by default those of the first sample.
         defaults: value of each attribute for samples that are added without it.
         previous: samples of an earlier version, which the new one has as well.
+        unfinished: steps of an unfinished import, which the samples go on: ``commit_step`` adds
+            them as one more step. With ``previous``, which has the samples of these steps, the new
+            dataset replaces the import.
         uuid: UUID of the new dataset, for callers that need it before the seal; random by default.
         on_end: called once with the new generation, or with None after an abort.
 
@@ -126,6 +133,7 @@ class DatasetWriter:
         fields: Mapping[str, str] | None = None,
         defaults: Mapping[str, Any] | None = None,
         previous: PreviousVersion | None = None,
+        unfinished: UnfinishedSteps | None = None,
         uuid: UUID | None = None,
         on_end: Callable[[Generation | None], None] = lambda _: None,
     ) -> None:
@@ -138,8 +146,11 @@ class DatasetWriter:
         self._version = version
         self.layout = layout
         self._shuffles = layout == "shuffled" and not source_shuffled
+        self._unfinished = unfinished
         self.uuid: UUID = uuid or uuid4()
-        if transaction.base.catalog.has_uuid(self.uuid):
+        if unfinished is not None:
+            self.uuid = unfinished.record.uuid
+        elif transaction.base.catalog.has_uuid(self.uuid):
             raise ExistsError(
                 f"write the dataset {display(name)!r}: a dataset has the UUID {self.uuid}"
             )
@@ -167,6 +178,8 @@ class DatasetWriter:
         self.sample_bytes = 0
         if previous is not None:
             self._carry_over(previous)
+        elif unfinished is not None:
+            self._go_on(unfinished)
         self._check_space(expected_bytes, expected_samples)
 
     def __repr__(self) -> str:
@@ -182,6 +195,13 @@ class DatasetWriter:
             self.add_directory(path)
         self._encoder = previous.encoder
         self._has_bytes = bool(paths) and previous.encoder is None
+
+    def _go_on(self, unfinished: UnfinishedSteps) -> None:
+        self._attributes.expect(unfinished.columns)
+        self._names.settle(dict.fromkeys(unfinished.names, ()))
+        self._encoder = unfinished.encoder
+        self._has_bytes = unfinished.encoder is None
+        self._stage_number = unfinished.window_count
 
     # ---- adding ----------------------------------------------------------------------------------
 
@@ -479,12 +499,103 @@ class DatasetWriter:
         try:
             self._drain_stage()
             record = self._record(*self._finish_data())
-            generation = self._transaction.commit(added=[record])
+            generation = self._transaction.commit(removed=self._replaced, added=[record])
         except BaseException:
             self.abort()
             raise
         self._end("sealed", generation)
         return describe_dataset(record, self._transaction.geometry)
+
+    def commit_step(self, source_count: int, source: bytes) -> UnfinishedSteps:
+        """Commit the added samples as a step of an unfinished import; the writer has ended then.
+
+        No reader sees them as a dataset, and the volume is unlocked.
+
+        Args:
+            source_count: samples of the source that this step and those before it have used.
+            source: describes the source and the options of the import.
+
+        Returns:
+            The steps of the import, this one included.
+
+        Raises:
+            DlfsError: as ``seal``.
+        """
+        self._check_open()
+        try:
+            self._drain_stage()
+            steps = self._write_step(source_count, source)
+            generation = self._transaction.commit(removed=self._replaced, added=[steps.record])
+        except BaseException:
+            self.abort()
+            raise
+        self._end("a step of an import", generation)
+        return steps
+
+    @property
+    def _replaced(self) -> list[DatasetRecord]:
+        return [] if self._unfinished is None else [self._unfinished.record]
+
+    def _write_step(self, source_count: int, source: bytes) -> UnfinishedSteps:
+        """Write the last window and the journal of the step; return the steps with this one."""
+        chunks = self._open_chunks()
+        self._finish_window(chunks)
+        chunk_bytes = self._transaction.geometry.chunk_bytes
+        own_bytes = chunks.chunk_count * chunk_bytes
+        columns = self._attributes.freeze(self.uuid, self._directory.rows())
+        columns = columns if len(columns) > 1 else []
+        segment = self._directory.freeze(
+            self.uuid, own_bytes, chunk_bytes=chunk_bytes, parts=self._packer.parts
+        )
+        before = self._unfinished and self._unfinished.record
+        header = StepHeader(
+            number=len(self._unfinished.steps) if self._unfinished else 0,
+            first_chunk=before.data_bytes // chunk_bytes if before else 0,
+            chunk_count=chunks.chunk_count,
+            sample_count=self.sample_count,
+            sample_bytes=self.sample_bytes,
+            path_bytes=self._path_bytes,
+            source_count=source_count,
+            window_count=self._stage_number,
+            entries_bytes=segment.entries.nbytes,
+            names_bytes=segment.names.nbytes,
+            attributes_bytes=sum(column.nbytes for column in columns),
+            attributes_head_bytes=columns[0].nbytes if columns else 0,
+        )
+        raw = np.frombuffer(encode_step_header(header, self.uuid), np.uint8)
+        journal = self._transaction.write_segment([raw, segment.entries, segment.names, *columns])
+        record = DatasetRecord(
+            name=self._name,
+            version=0,
+            uuid=self.uuid,
+            created_ns=before.created_ns if before else now_ns(),
+            sample_count=self.sample_count + (before.sample_count if before else 0),
+            sample_bytes=self.sample_bytes + (before.sample_bytes if before else 0),
+            layout=self.layout,
+            seed=self._seed,
+            data_runs=_joined(before.data_runs if before else (), chunks.runs),
+            data_bytes=own_bytes + (before.data_bytes if before else 0),
+            directory_runs=(),
+            entries_bytes=0,
+            names_bytes=0,
+            tags=((TAG_SOURCE, source),),
+            state="unfinished",
+            journal_runs=_joined(before.journal_runs if before else (), journal),
+            journal_bytes=count_chunks(journal) * chunk_bytes
+            + (before.journal_bytes if before else 0),
+        )
+        step = Step(header, before.journal_bytes if before else 0)
+        earlier = self._unfinished.steps if self._unfinished else ()
+        table = AttributeTable.of_parts(columns) if columns else AttributeTable.empty(self.uuid, 0)
+        return UnfinishedSteps.of(record, [*earlier, step], table)
+
+    def _finish_window(self, chunks: ChunkWriter) -> None:
+        """Write the last window, and make all windows durable."""
+        length = self._packer.address - chunks.address
+        if length:
+            chunks.advance(length)
+        chunks.drain()
+        flush_all(self._transaction.devices)
 
     def _finish_data(self) -> tuple[AttributeExtent | None, FrozenParts]:
         """Write the last window and the attributes; freeze the directory when all is durable."""
@@ -558,6 +669,14 @@ class DatasetWriter:
     def _reserve(self) -> None:
         """Reserve free chunks for the directory and the catalog of the samples so far."""
         overhead = self._overhead_chunks(self.sample_count, self._path_bytes, self.sample_bytes)
+        if self._unfinished is not None and self.previous is None:
+            # The seal writes a directory of all samples before the journals become free.
+            record = self._unfinished.record
+            overhead += self._overhead_chunks(
+                self.sample_count + record.sample_count,
+                self._path_bytes + self._unfinished.path_bytes,
+                self.sample_bytes + record.sample_bytes,
+            )
         self._transaction.space.reserve = overhead
 
     def _overhead_chunks(self, samples: int, path_bytes: int, sample_bytes: int) -> int:
@@ -591,3 +710,11 @@ class DatasetWriter:
             self.seal()
         else:
             self.abort()
+
+
+def _joined(runs: Sequence[ChunkRun], more: Sequence[ChunkRun]) -> tuple[ChunkRun, ...]:
+    """Return runs and those that follow them in data order."""
+    joined = list(runs)
+    for run in more:
+        append_run(joined, run)
+    return tuple(joined)

@@ -151,6 +151,12 @@ class Catalog:
         found = np.flatnonzero((self.table["uuid"] == uuid.bytes) & (self.table["state"] == 0))
         return Records(self, found)[0] if len(found) else None
 
+    def find_unfinished(self, name: bytes) -> DatasetRecord | None:
+        """Return the record of the unfinished import of a dataset; None if there is none."""
+        low, high = self._range_of(name)
+        found = low + np.flatnonzero(self.table["state"][low:high] != _SEALED)
+        return Records(self, found)[0] if len(found) else None
+
     def has_uuid(self, uuid: UUID) -> bool:
         """Return True if a record, sealed or unfinished, has a UUID."""
         return bool((self.table["uuid"] == uuid.bytes).any())

@@ -89,6 +89,10 @@ class Rule(Protocol):
     skipped: Mapping[str, int] = {}
     """Number of entries left out, by reason; complete once all blocks were seen."""
 
+    def seek(self, count: int) -> None:
+        """Take note that so many samples had their attributes in an earlier import."""
+        del count
+
     def columns(self, block: SampleBlock) -> Columns:
         """Return the rule's attributes of the samples of a block.
 
@@ -124,6 +128,13 @@ class AttributedSource(WrappedSource):
         """
         self._is_known = is_known
         return super().leave_out(is_known)
+
+    def seek(self, count: int) -> int:
+        """Leave out the first samples of the wrapped source; see ``Source.seek``."""
+        sought = super().seek(count)
+        for rule in self._rules:
+            rule.seek(sought)
+        return sought
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Yield the source's blocks with the attributes of all rules; see ``Source.blocks``."""
@@ -266,6 +277,10 @@ class TableRule(Rule):
     def _count_unused(self, rows: int) -> None:
         self._unused = rows
         self.skipped = {UNUSED_ROWS: rows} if rows else {}
+
+    def seek(self, count: int) -> None:
+        """Count the rows of samples of an earlier import as used; see ``Rule``."""
+        self._count_unused(self._unused - count)
 
     def columns(self, block: SampleBlock) -> Columns:
         """Return the attributes of a block's samples: all columns but the paths; see ``Rule``."""

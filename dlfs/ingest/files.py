@@ -13,6 +13,7 @@ buffer they read in the table's order, because files made together lie together 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from abc import abstractmethod
 from array import array
@@ -169,6 +170,7 @@ class FilesSource(Source):
             self._attributes = self._find_files()
             self._stat()
         self._sizes = np.ascontiguousarray(self._table.files["length_bytes"])
+        self._first = 0
         self._choose(np.arange(len(self._sizes), dtype=np.uint64))
 
     def _open_folder(self) -> None:
@@ -199,6 +201,19 @@ class FilesSource(Source):
         self._choose(before[~known])
         return int(known.sum())
 
+    def seek(self, count: int) -> int:
+        """Do not read the first files in the order of packing; see ``Source.seek``."""
+        self._first = count
+        return count
+
+    @property
+    def fingerprint(self) -> str:  # type: ignore[override]
+        """Differs for files of other names, sizes or times of change."""
+        found = hashlib.blake2b(self._table.text, digest_size=16)
+        for field in ("length_bytes", "modified_ns"):
+            found.update(self._table.files[field].tobytes())
+        return found.hexdigest()
+
     @abstractmethod
     def _find_files(self) -> Mapping[str, Array]:
         """Fill the table; return the attributes: arrays with a value for each file."""
@@ -214,7 +229,7 @@ class FilesSource(Source):
             DeviceError: a file cannot be read, or has changed since the first stat.
         """
         order = packing_order(len(self._chosen), layout=layout, seed=seed)
-        return stream_ahead(self._in_order(order))
+        return stream_ahead(self._in_order(order[self._first :]))
 
     def _in_order(self, order: Uint64Array) -> Generator[SampleBlock, None, None]:
         sizes = self._sizes[self._chosen]

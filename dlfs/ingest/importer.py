@@ -7,10 +7,9 @@ After any failure, Ctrl-C included, the writer aborts and the volume stays as it
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from dlfs.base.arguments import Layout
 from dlfs.base.closing import closed_on_error
 from dlfs.base.wording import join_words
+from dlfs.dataset.step_writer import STEP_BYTES, StepWriter
 from dlfs.dataset.writer import DatasetWriter
 from dlfs.errors import NotFoundError, UsageError
 from dlfs.ingest.containers import warn_of_containers
@@ -37,6 +37,8 @@ from dlfs.ingest.source import (
     SampleBlock,
     Source,
     check_regular,
+    fingerprint_of,
+    without_first,
     without_known,
 )
 from dlfs.store.info import DatasetInfo
@@ -63,6 +65,8 @@ class ImportReport:
     skipped: Mapping[str, int]
     empty_directories: int
     """Number of directories without samples that the source has, and so the dataset."""
+    kept_count: int = 0
+    """Number of samples that an earlier import had committed before it ended."""
 
 
 def open_source(
@@ -146,6 +150,8 @@ def _open_local(
         )
     made = make_options(row, options)
     source = IsolatedSource(made, found) if row.isolated else made.open(found)
+    if STDIN not in found and not isinstance(source, FilesSource):
+        source.fingerprint = fingerprint_of(row.name, dict(options), paths=found)
     if format_name == AUTO and isinstance(source, FilesSource):
         warn_of_containers(source.name, source.file_paths())
     return source
@@ -163,6 +169,8 @@ def import_dataset(
     append: bool = False,
     skip_existing: bool = False,
     defaults: Mapping[str, Any] | None = None,
+    step_bytes: int | None = STEP_BYTES,
+    command: Mapping[str, Any] | None = None,
     progress: ProgressCallback | None = None,
 ) -> ImportReport:
     """Import every sample of a source as a new dataset, or as a new version of one.
@@ -182,6 +190,10 @@ def import_dataset(
             of a folder are not even read. If no sample is new, no version is made, and the report
             describes the newest one.
         defaults: value of each attribute for samples without one; see ``Volume.writer``.
+        step_bytes: bytes of samples after which the import commits its progress, so that the next
+            import of the same source goes on with it; None: it is whole or not at all. Appending,
+            and sources that cannot be read again, have no steps.
+        command: what began the import, kept with its progress for who goes on; values of JSON.
         progress: called after each block, and once at the start.
 
     Raises:
@@ -190,32 +202,33 @@ def import_dataset(
         ExistsError: two samples have one path.
         SpaceError: the volume has too little free space.
         LockedError: another writer holds the volume's lock.
-        DlfsError: the source or the volume failed. The volume is as it was.
+        UsageError: an unfinished import of this name has another source.
+        DlfsError: the source or the volume failed. The volume is as it was, but for the steps that
+            were committed, which a note of the error names.
     """
     if source.sample_count == 0 and not allow_empty:
         raise _no_samples(source)
     if skip_existing and not append:
         raise UsageError("import: expected skip_existing only with append")
-    open_writer: Callable[..., DatasetWriter] = volume.append
-    if not append:
-        size_bytes, count = source.sample_bytes or 0, source.sample_count or 0
-        open_writer = partial(volume.writer, expected_bytes=size_bytes, expected_samples=count)
-    with open_writer(
-        name,
-        layout=layout if append else layout or "shuffled",
-        seed=seed,
-        source_shuffled=source.gives_shuffled,
-        defaults=defaults,
-        uuid=uuid,
-    ) as writer:
-        previous = writer.previous if append else None
+    options: dict[str, Any] = {
+        "layout": layout if append else layout or "shuffled",
+        "seed": seed,
+        "defaults": defaults,
+    }
+    with _open_writer(volume, source, name, options, append, step_bytes, command, uuid) as writer:
+        previous = writer.previous if isinstance(writer, DatasetWriter) else None
+        kept, left = (0, 0), 0
+        if isinstance(writer, StepWriter):
+            kept = writer.kept_count, writer.kept_bytes
+            left = writer.source_count - source.seek(writer.source_count)
         paths = set(previous.paths) if previous is not None and skip_existing else set()
         labels = {} if previous is None else _class_labels(previous.columns)
         known = source.leave_out(paths.__contains__) if paths else 0
-        meter = Meter(progress, source.sample_count, source.sample_bytes)
+        totals = source.sample_count, source.sample_bytes
+        meter = Meter(progress, *map(_less, totals, kept))
         layout = writer.layout
         with closing(source.blocks(layout=layout, seed=seed)) as blocks:
-            for block in blocks:
+            for block in without_first(blocks, left):
                 _check_labels(block, labels, source.name)
                 new = without_known(block, paths.__contains__) if paths else block
                 known += len(block.paths) - len(new.paths)
@@ -230,15 +243,52 @@ def import_dataset(
             writer.abort()
             volume.refresh()
             info = volume.versions(name)[-1]
-        elif meter.samples or allow_empty:
+        elif writer.sample_count or allow_empty:
             info = writer.seal()
         else:
             raise _no_samples(source)
     source.finish()
     skipped = {**source.skipped, **({ALREADY_THERE: known} if known else {})}
     return ImportReport(
-        info, meter.samples, meter.bytes, meter.seconds, skipped, len(source.empty_directories)
+        info,
+        meter.samples,
+        meter.bytes,
+        meter.seconds,
+        skipped,
+        len(source.empty_directories),
+        kept[0],
     )
+
+
+def _open_writer(
+    volume: Volume,
+    source: Source,
+    name: str,
+    options: dict[str, Any],
+    append: bool,
+    step_bytes: int | None,
+    command: Mapping[str, Any] | None,
+    uuid: UUID | None,
+) -> DatasetWriter | StepWriter:
+    """Return a writer for the samples of a source: in steps, if that can go on after a kill."""
+    given = {**options, "source_shuffled": source.gives_shuffled, "uuid": uuid}
+    if append:
+        return volume.append(name, **given)
+    given["expected_bytes"] = source.sample_bytes or 0
+    given["expected_samples"] = source.sample_count or 0
+    if step_bytes is None or source.fingerprint is None:
+        return volume.writer(name, **given)
+    origin = {
+        "source": source.name,
+        "fingerprint": fingerprint_of(source.fingerprint, options),
+        "command": command,
+        "directory": os.getcwd(),
+    }
+    return volume.step_writer(name, origin, step_bytes=step_bytes, **given)
+
+
+def _less(total: int | None, kept: int) -> int | None:
+    return None if total is None else max(0, total - kept)
 
 
 def _class_labels(columns: Mapping[str, NDArray[Any]]) -> dict[str, int]:

@@ -8,6 +8,7 @@ sample larger than that gets a block of its own.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from abc import abstractmethod
@@ -74,6 +75,20 @@ class SampleBlock:
     attributes: Mapping[str, Array] = field(default_factory=dict)
 
 
+def without_first(blocks: Iterable[SampleBlock], count: int) -> Generator[SampleBlock, None, None]:
+    """Yield the blocks without their first ``count`` samples."""
+    for block in blocks:
+        left = min(count, len(block.paths))
+        count -= left
+        if not left:
+            yield block
+        elif left < len(block.paths):
+            columns = {name: values[left:] for name, values in block.attributes.items()}
+            yield SampleBlock(
+                block.paths[left:], block.data, block.offsets[left:], block.lengths[left:], columns
+            )
+
+
 def without_known(block: SampleBlock, is_known: Callable[[bytes], bool]) -> SampleBlock:
     """Return the samples of a block whose paths are not known."""
     new = np.array([not is_known(path) for path in block.paths], np.bool_)
@@ -114,6 +129,8 @@ class Source(Protocol):
     """Paths of directories without a sample under them; complete once all blocks were taken."""
     buffer_bytes: int = BUFFER_BYTES
     """Most bytes of a block of more than one sample, as far as the source can divide them."""
+    fingerprint: str | None = None
+    """Differs for other files, and for files that changed. None: it cannot be read again."""
 
     def leave_out(self, is_known: Callable[[bytes], bool]) -> int:
         """Do not read samples that the dataset has already, if the source can avoid it.
@@ -127,6 +144,21 @@ class Source(Protocol):
             The number of samples that ``blocks`` will not yield.
         """
         del is_known
+        return 0
+
+    def seek(self, count: int) -> int:
+        """Do not read the first samples that ``blocks`` would yield, if the source can avoid it.
+
+        The importer calls this before ``blocks``, when it goes on with an earlier import; it leaves
+        out the others of these samples itself.
+
+        Args:
+            count: number of samples that the earlier import has used.
+
+        Returns:
+            The number of samples that ``blocks`` will not yield, at most ``count``.
+        """
+        del count
         return 0
 
     @abstractmethod
@@ -160,6 +192,7 @@ class WrappedSource(Source):
     def __init__(self, source: Source) -> None:
         self._source = source
         self.name = source.name
+        self.fingerprint = source.fingerprint
         self._take_facts()
 
     def _take_facts(self) -> None:
@@ -175,6 +208,10 @@ class WrappedSource(Source):
         count = self._source.leave_out(is_known)
         self._take_facts()
         return count
+
+    def seek(self, count: int) -> int:
+        """Leave out the first samples of the other source; see ``Source.seek``."""
+        return self._source.seek(count)
 
     def finish(self) -> None:
         """Delete the local copies of the other source; see ``Source.finish``."""
@@ -199,6 +236,29 @@ def check_unchanged(where: str, file: int | str, state: tuple[int, int]) -> None
     """Raise DeviceError if a file has changed since ``file_state`` returned a state."""
     if file_state(file) != state:
         raise DeviceError(f"{where}: the file changed during the import", ESTALE)
+
+
+def fingerprint_of(*parts: object, paths: Iterable[str] = ()) -> str:
+    """Return a text that differs for other parts, and for other or changed files.
+
+    Args:
+        parts: strings, numbers, and tuples and dictionaries of them.
+        paths: files, and folders with all that is in them.
+
+    Raises:
+        DeviceError: a file cannot be looked at.
+    """
+    found = hashlib.blake2b(repr(parts).encode("utf-8", "surrogateescape"), digest_size=16)
+    for path in paths:
+        with file_errors(f"import {path}"):
+            found.update(repr((os.path.abspath(path), *file_state(path))).encode())
+            for folder, folders, files in os.walk(path):
+                folders.sort()
+                for name in sorted(files):
+                    file = os.path.join(folder, name)
+                    state = file_state(file) if os.path.exists(file) else ()
+                    found.update(os.fsencode(repr((file, *state))))
+    return found.hexdigest()
 
 
 def source_name(paths: Sequence[str]) -> str:

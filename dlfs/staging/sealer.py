@@ -241,6 +241,7 @@ class Sealer:
                 seed=seal.options.seed,
                 uuid=uuid,
                 allow_empty=seal.options.allow_empty,
+                step_bytes=None,
                 progress=lambda progress: self._report_progress(seal, progress),
             )
 

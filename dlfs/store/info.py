@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from dlfs.format.catalog import LAYOUTS, Catalog, DatasetRecord, Records
+from dlfs.format.constants import TAG_SOURCE
 from dlfs.format.geometry import Geometry
 from dlfs.format.paths import display
 from dlfs.format.superblock import Superblock, slot_for
@@ -46,6 +49,30 @@ class DatasetInfo:
     layout: str
     seed: int
     attribute_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedInfo:
+    """An import that is not finished: steps of it are on the volume, and no reader sees them.
+
+    Attributes:
+        name: name of the dataset that it makes.
+        uuid: UUID of that dataset.
+        created: time of its first step, UTC.
+        sample_count: number of samples so far.
+        sample_bytes: sum of their lengths, in bytes.
+        stored_bytes: size of its chunks on the volume, including its journal, in bytes.
+        origin: what the import has noted of its source: ``source``, its name; ``fingerprint``; and
+            ``command`` and ``directory``, of the command that began it.
+    """
+
+    name: str
+    uuid: UUID
+    created: datetime
+    sample_count: int
+    sample_bytes: int
+    stored_bytes: int
+    origin: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +198,28 @@ def describe_dataset(record: DatasetRecord, geometry: Geometry) -> DatasetInfo:
         seed=record.seed,
         attribute_bytes=0 if extent is None else extent.segment_bytes,
     )
+
+
+def describe_unfinished(record: DatasetRecord, geometry: Geometry) -> UnfinishedInfo:
+    """Return the public description of the record of an unfinished import."""
+    return UnfinishedInfo(
+        name=display(record.name),
+        uuid=record.uuid,
+        created=time_of(record.created_ns),
+        sample_count=record.sample_count,
+        sample_bytes=record.sample_bytes,
+        stored_bytes=count_chunks(record.runs) * geometry.chunk_bytes,
+        origin=read_origin(record),
+    )
+
+
+def read_origin(record: DatasetRecord) -> dict[str, Any]:
+    """Return what the record of an unfinished import says of its source; empty if unreadable."""
+    try:
+        found = json.loads(dict(record.tags).get(TAG_SOURCE, b"{}"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def describe_datasets(records: Records, geometry: Geometry) -> list[DatasetInfo]:

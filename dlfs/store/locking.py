@@ -3,15 +3,25 @@
 Every writer locks member 0 first, so that two writers of one volume conflict there and nowhere
 else. The other members are then locked in parallel, because each may have to wait until the lease
 of a dead writer expires. Readers take no lock.
+
+``when_unlocked`` waits for the lock of another writer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from dlfs.base.closing import close_all
 from dlfs.base.threads import ThreadPool
 from dlfs.block import BlockDevice, SharedNamespaceDevice
+from dlfs.errors import LockedError
+
+RETRY_S = 0.01
+"""Time between two attempts to lock a volume that another writer has locked, in seconds."""
+
+_Result = TypeVar("_Result")
 
 
 def lock_members(devices: Sequence[BlockDevice], holder: str) -> None:
@@ -55,3 +65,20 @@ def unlock_members(devices: Sequence[BlockDevice]) -> None:
         DeviceError: a lock could not be released; the others were.
     """
     close_all([device.unlock for device in reversed(devices)])
+
+
+def when_unlocked(change: Callable[[], _Result], timeout_s: float) -> _Result:
+    """Call a function that needs the volume's lock, again while another writer has the lock.
+
+    Raises:
+        LockedError: the volume was locked for the whole time; the message names the writer.
+        DlfsError: as the function.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return change()
+        except LockedError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(RETRY_S)

@@ -48,8 +48,10 @@ from dlfs.format.paths import display
 from dlfs.store.info import (
     DatasetInfo,
     MemberInfo,
+    UnfinishedInfo,
     VolumeInfo,
     describe_datasets,
+    describe_unfinished,
     free_bytes,
 )
 from dlfs.store.members import Members, split_uris
@@ -58,6 +60,7 @@ from dlfs.store.renaming import rename_records
 from dlfs.store.transaction import Generation, Transaction, after_commit, check_writable
 
 if TYPE_CHECKING:
+    from dlfs.dataset.step_writer import StepWriter
     from dlfs.store.balancing import RebalanceReport
     from dlfs.store.shrinking import ShrinkReport
     from dlfs.store.usage import VolumeUsage
@@ -419,6 +422,54 @@ class Volume(Closing):
                 on_end=self._written,
                 **options,
             )
+
+    def step_writer(
+        self, name: str | bytes, origin: Mapping[str, Any], **options: Any
+    ) -> StepWriter:
+        """Start a new version of a dataset whose samples are committed in steps.
+
+        Args:
+            name: name of the dataset; see ``writer``.
+            origin: describes the source; see ``StepWriter``.
+            options: further arguments of ``StepWriter``.
+
+        Raises:
+            UsageError: an unfinished import of this name has another source.
+            DlfsError: as ``writer``.
+        """
+        from dlfs.dataset.step_writer import StepWriter
+
+        raw = new_dataset_name(name)
+        begin = partial(self._transaction, f"dlfs writing dataset {display(raw)!r}")
+        return StepWriter(begin, raw, origin, on_end=self._written, **options)
+
+    def unfinished(self) -> list[UnfinishedInfo]:
+        """List the imports that are not finished, by name."""
+        session = self._opened()
+        geometry = session.superblock.geometry
+        return [describe_unfinished(record, geometry) for record in session.catalog.unfinished]
+
+    def abandon(self, name: str | bytes) -> UnfinishedInfo:
+        """Free the space of an unfinished import.
+
+        Args:
+            name: name of the dataset that it would make.
+
+        Raises:
+            NotFoundError: there is none of this name.
+            LockedError, DeviceError: as ``remove``.
+        """
+        raw = dataset_name_bytes(name)
+        with self._transaction(f"dlfs abandoning the import of {display(raw)!r}") as transaction:
+            record = transaction.base.catalog.find_unfinished(raw)
+            if record is None:
+                raise NotFoundError(
+                    f"abandon the import of {quote(name)} on {self.uri}: there is no unfinished "
+                    "import of this name"
+                )
+            committed = transaction.commit(removed=[record])
+        self._refresh_after(committed)
+        return describe_unfinished(record, transaction.geometry)
 
     @contextmanager
     def _writing(self, holder: str) -> Iterator[Transaction]:

@@ -11,12 +11,14 @@ import random
 import signal
 import uuid
 
+import numpy as np
 import pytest
 
 import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.block import MemoryDevice, open_device
 from dlfs.connection.connection import LocalConnection, OpenOptions
+from dlfs.dataset import step_writer
 from dlfs.store.members import split_uris
 from dlfs.volume.volume import Volume
 from tests.support.devices import RecordingDevice, StoppingDevice, StopPoint, WriteEvent, WriteLog
@@ -118,8 +120,19 @@ def append_second(volume):
     append(volume, {**SECOND, b"more": bytes(6000)})
 
 
+def import_in_steps(volume):
+    """Import in steps of a few samples; go on with what is there."""
+    origin, names = {"source": "a test", "fingerprint": "1"}, list(FIRST)
+    with volume.step_writer("first", origin, step_bytes=3000, layout="path") as writer:
+        for name in names[writer.source_count :]:
+            data = FIRST[name]
+            length = np.array([len(data)])
+            writer.add_batch([name], data, np.zeros(1, np.int64), length)
+
+
 CASES = {
     "an import": (prepare_nothing, import_first),
+    "an import in steps": (prepare_nothing, import_in_steps),
     "a removal": (prepare_two, remove_first),
     "an append over freed space": (prepare_shared, append_second),
 }
@@ -200,6 +213,24 @@ def test_a_power_cut_loses_tears_and_reorders_unflushed_writes(media, case):
         got_new = states.check(media.log.torn_images(count, chance))
         if count % 3 == 1:
             check_recovery(media, got_new, old, new)
+
+
+def test_an_import_in_steps_goes_on_after_a_crash_at_any_write(media, monkeypatch):
+    monkeypatch.setattr(step_writer, "PAUSE_S", 0.0)
+    media.run(import_in_steps)
+    new, chance = media.contents(), random.Random(SEED)
+    kept = set()
+    log = media.log
+    for count in range(len(log.events) + 1):
+        media.restore(log.reordered_images(count, chance))
+        with dlfs.open(media.uris) as volume:
+            if "first" not in volume:
+                kept |= {info.sample_count for info in volume.unfinished()}
+                import_in_steps(volume)
+            assert read_datasets(volume) == new
+            assert volume.unfinished() == []
+            assert [f for f in volume.verify() if f.kind != "superblock"] == []
+    assert len(kept) > 2
 
 
 def test_a_removed_version_is_not_reused_after_a_crash(media):

@@ -222,13 +222,16 @@ class WriteLog:
     def __init__(self) -> None:
         self.events: list[WriteEvent | FlushEvent] = []
         self._bases: list[bytes] = []
+        self._numbers: dict[str, int] = {}  # by URI
         self._mutex = threading.Lock()
 
-    def add_device(self, base: bytes) -> int:
-        """Add a device with its present contents; return its number."""
+    def add_device(self, device: BlockDevice) -> int:
+        """Add a device with its contents, unless it was opened before; return its number."""
         with self._mutex:
-            self._bases.append(base)
-            return len(self._bases) - 1
+            if device.uri not in self._numbers:
+                self._numbers[device.uri] = len(self._bases)
+                self._bases.append(device.read(0, device.size_bytes))
+            return self._numbers[device.uri]
 
     def add(self, event: WriteEvent | FlushEvent) -> None:
         """Append an event."""
@@ -310,7 +313,7 @@ class RecordingDevice(WrappingDevice):
                 f"got {inner.size_bytes}"
             )
         self.log = WriteLog() if log is None else log
-        self.number = self.log.add_device(inner.read(0, inner.size_bytes))
+        self.number = self.log.add_device(inner)
 
     def after_write(self, offset_bytes: int, data: memoryview) -> None:
         """Log the write."""

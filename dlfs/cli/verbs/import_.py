@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -18,10 +18,12 @@ from dlfs.cli.options import (
     SeedOption,
     open_devices,
     options_given,
+    parse_size,
 )
 from dlfs.cli.output import (
     human_rate,
     human_samples,
+    human_size,
     note,
     note_left_out,
     print_json,
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
     from dlfs.ingest.importer import ImportReport
     from dlfs.ingest.registry import Format
     from dlfs.ingest.source import Source
+
+
+_NOT_KEPT = ("json", "formats", "resume", "abandon")
+"""Parameters that an unfinished import does not keep for ``--resume``."""
 
 
 def show_formats(ctx: typer.Context, wanted: bool) -> None:
@@ -80,7 +86,7 @@ def _default(value: object) -> str:
 
 def import_dataset(
     arguments: Annotated[list[str], typer.Argument(metavar="SOURCE... VOLUME")],
-    name: Annotated[str, typer.Option("--name", "-n")],
+    name: Annotated[str | None, typer.Option("--name", "-n")] = None,
     layout: Annotated[Layout | None, typer.Option(metavar="|".join(get_args(Layout)))] = None,
     seed: SeedOption = 0,
     format_name: Annotated[str, typer.Option("--format", "-f", metavar="FORMAT")] = AUTO,
@@ -91,7 +97,7 @@ def import_dataset(
         Literal["follow", "skip", "error"] | None, typer.Option(metavar="follow|skip|error")
     ] = None,
     prefix_shards: Annotated[bool, typer.Option("--prefix-shards")] = False,
-    formats: Annotated[  # noqa: ARG001 - show_formats sees to it
+    formats: Annotated[
         bool, typer.Option("--formats", is_eager=True, callback=show_formats)
     ] = False,
     label_from_path: Annotated[bool, typer.Option("--label-from-path")] = False,
@@ -107,9 +113,15 @@ def import_dataset(
     append: Annotated[bool, typer.Option("--append")] = False,
     skip_existing: Annotated[bool, typer.Option("--skip-existing")] = False,
     spool: Annotated[str | None, typer.Option(metavar="DIR")] = None,
+    step: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
+    resume: Annotated[bool, typer.Option("--resume")] = False,
+    abandon: Annotated[str | None, typer.Option(metavar="NAME")] = None,
     json: JsonOption = False,
 ) -> None:
     """Import files as a dataset, completely or not at all. An existing name gets a new version.
+
+    Every 2 GiB of samples, the progress is committed. The same command goes on with an import that
+    was ended before its time. No reader sees an unfinished import; dlfs info lists it.
 
     Args:
         arguments: A folder, archives (.tar, .tar.gz, .tar.zst, .zip; 'train-{000000..000099}.tar')
@@ -142,6 +154,11 @@ def import_dataset(
             samples there is no new version.
         spool: Directory for local copies of what URLs name, until the dataset is sealed; an
             interrupted import goes on with them. By default in the user's cache directory.
+        step: Bytes of samples after which the progress is committed: 2GiB. 0: only at the end.
+        resume: Go on with the unfinished import of the volume, which is the only argument; with
+            --name if there are several.
+        abandon: Free the space of the unfinished import of this name; the volume is the only
+            argument.
 
     Examples:
         dlfs import photos photos.img --name photos
@@ -150,48 +167,111 @@ def import_dataset(
         dlfs import new photos.img -n photos --append
         tar c photos | dlfs import - photos.img -n photos
         dlfs import x.h5 photos.img -n x --option select=x
+        dlfs import --resume photos.img
+        dlfs import --abandon photos photos.img
         dlfs import --formats
     """
-    options = parse_settings(settings or [])
-    options |= {} if links is None else {"links": links}
-    options |= {"prefix_shards": True} if prefix_shards else {}
-    _check(arguments, name, append=append, skip_existing=skip_existing)
-    *sources, uri = arguments
+    command = {key: value for key, value in locals().items() if key not in _NOT_KEPT}
+    if abandon is not None or resume:
+        _check_alone(arguments, resume=resume, abandon=abandon)
+    if abandon is not None:
+        _abandon(abandon, arguments[0], json=json)
+    else:
+        _run(_kept_command(arguments[0], name) if resume else command, json=json)
+
+
+def _run(command: dict[str, Any], *, json: bool) -> None:
+    """Import as a command says that has the parameters of ``import_dataset``."""
+    name, format_name = command["name"], command["format_name"]
+    append, skip_existing = command["append"], command["skip_existing"]
+    options = parse_settings(command["settings"] or [])
+    options |= {} if command["links"] is None else {"links": command["links"]}
+    options |= {"prefix_shards": True} if command["prefix_shards"] else {}
+    _check(command["arguments"], name, append=append, skip_existing=skip_existing)
+    *sources, uri = command["arguments"]
     with (
         _reader_started(sources[0], format_name),
         _open_last(sources, uri) as volume,
-        closing(_open_source(name, sources, format_name, options, spool)) as source,
+        closing(_open_source(name, sources, format_name, options, command["spool"])) as source,
         _note_how_to_skip(needed=append and not skip_existing),
         progress_bar(f"import {name}") as bar,
     ):
+        from dlfs.dataset.step_writer import STEP_BYTES
         from dlfs.ingest.importer import import_dataset as run
 
         attributed = with_attributes(
             source,
-            label_from_path=label_from_path,
-            patterns=attribute,
-            files=attributes,
-            path_column=path_column,
-            array_dtype=array_dtype,
-            array_shape=array_shape,
+            label_from_path=command["label_from_path"],
+            patterns=command["attribute"],
+            files=command["attributes"],
+            path_column=command["path_column"],
+            array_dtype=command["array_dtype"],
+            array_shape=command["array_shape"],
         )
+        step = parse_size(command["step"])
         report = run(
             volume,
             attributed,
             name,
-            layout=layout,
-            seed=seed,
-            allow_empty=allow_empty,
+            layout=command["layout"],
+            seed=command["seed"],
+            allow_empty=command["allow_empty"],
             append=append,
             skip_existing=skip_existing,
-            defaults=parse_defaults(default),
+            defaults=parse_defaults(command["default"]),
+            step_bytes=STEP_BYTES if step is None else step or None,
+            command=command,
             progress=bar.show,
         )
     _report(report, appended=append, json=json)
 
 
-def _check(arguments: list[str], name: str, *, append: bool, skip_existing: bool) -> None:
+def _check_alone(arguments: list[str], *, resume: bool, abandon: str | None) -> None:
+    option = "--resume" if resume else "--abandon NAME"
+    if resume and abandon is not None:
+        raise UsageError("import: expected one of --resume and --abandon, got both")
+    if len(arguments) != 1:
+        raise UsageError(
+            f"import {option}: expected one argument, the volume, got {len(arguments)}"
+        )
+
+
+def _abandon(name: str, uri: str, *, json: bool) -> None:
+    with open_devices(uri, "abandon an import into") as volume:
+        info = volume.abandon(name)
+    if json:
+        print_json({"abandoned": asdict(info)}, result=True)
+    size = human_size(info.stored_bytes)
+    count = human_samples(info.sample_count)
+    note(f"abandoned the import of {info.name}: {count}, {size} are free now")
+
+
+def _kept_command(uri: str, name: str | None) -> dict[str, Any]:
+    """Return the parameters of the command that began an import, and enter its directory."""
+    with open_devices(uri, "import into") as volume:
+        found = [info for info in volume.unfinished() if name in (None, info.name)]
+    if len(found) != 1:
+        names = ", ".join(info.name for info in found) or "none"
+        raise UsageError(
+            f"import --resume: expected one unfinished import on {uri}, got {names}; --name "
+            "chooses one"
+        )
+    command, directory = found[0].origin.get("command"), found[0].origin.get("directory")
+    if not isinstance(command, dict) or not isinstance(directory, str):
+        raise UsageError(
+            f"import --resume: the unfinished import of {found[0].name} was not begun by dlfs "
+            "import; go on with it by what began it"
+        )
+    note(f"going on in {directory}: {' '.join(command['arguments'])}")
+    volume_uri = [os.path.abspath(uri)] if os.path.exists(uri) else [uri]
+    os.chdir(directory)
+    return {**command, "arguments": [*command["arguments"][:-1], *volume_uri]}
+
+
+def _check(arguments: list[str], name: str | None, *, append: bool, skip_existing: bool) -> None:
     """Check arguments before a long walk over the source."""
+    if name is None:
+        raise UsageError("import: expected --name, the name of the dataset; see dlfs import --help")
     if len(arguments) < 2:
         raise UsageError("import: expected a source and a volume, got only one of them")
     if skip_existing and not append:
@@ -281,7 +361,8 @@ def _report(report: ImportReport, *, appended: bool, json: bool) -> None:
         )
     shown, rate = f"{info.name}@{info.version}", human_rate(report.sample_bytes, report.seconds)
     if not appended:
-        note(f"imported {shown}: {human_samples(info.sample_count)}, {rate}")
+        kept = f" ({report.kept_count:,} were there)" if report.kept_count else ""
+        note(f"imported {shown}: {human_samples(info.sample_count)}{kept}, {rate}")
     elif report.sample_count:
         new, total = human_samples(report.sample_count), human_samples(info.sample_count)
         note(f"appended {new}, {rate}: {shown} has {total}")

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from dlfs.base.memory_limit import describe_memory, opened_memory_bytes
-from dlfs.cli.datasets import column_types, dataset_table
+from dlfs.cli.datasets import column_types, dataset_table, unfinished_table
 from dlfs.cli.options import JsonOption, VolumeArgument, open_volume
 from dlfs.cli.output import (
     Table,
@@ -44,6 +44,7 @@ def info(volume: VolumeArgument, json: JsonOption = False) -> None:
     """
     with open_volume(volume) as opened:
         described, datasets = opened.info(), opened.datasets()
+        unfinished = opened.unfinished()
         columns = [_columns(opened, dataset) for dataset in datasets]
     if json:
         found = asdict(described) | {"default_memory_bytes": opened_memory_bytes()}
@@ -51,6 +52,7 @@ def info(volume: VolumeArgument, json: JsonOption = False) -> None:
             asdict(dataset) | {"columns": kinds}
             for dataset, kinds in zip(datasets, columns, strict=True)
         ]
+        found["unfinished"] = [asdict(each) for each in unfinished]
         print_json(found)
         return
     _print_volume(described)
@@ -66,6 +68,9 @@ def info(volume: VolumeArgument, json: JsonOption = False) -> None:
             print()
             shown = ", ".join(f"{show_text(name)}: {kind}" for name, kind in kinds.items())
             print_text(f"columns of {show_text(dataset.name)}@{dataset.version}: {shown}")
+    if unfinished:
+        print()
+        print_data(unfinished_table(unfinished))
     _warn(described)
 
 

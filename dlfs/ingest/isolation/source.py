@@ -51,6 +51,7 @@ class IsolatedSource(Source):
 
     def __init__(self, options: FormatOptions, paths: Sequence[str]) -> None:
         self.name = paths[0]
+        self._first = 0
         self._reader = take_process()
         self._note, self._buffers = self._reader.note, self._reader.buffers
         self._connection, self._process = self._reader.connection, self._reader.process
@@ -58,13 +59,18 @@ class IsolatedSource(Source):
             self._send(options, list(paths))
             self._receive(Facts).take(self)
 
+    def seek(self, count: int) -> int:
+        """Have the process leave out the first samples; see ``Source.seek``."""
+        self._first = count
+        return count
+
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Take every block from the process; see ``Source.blocks``.
 
         Raises:
             DlfsError: the source raised it in the process, or the process ended.
         """
-        self._send(layout, seed, self.buffer_bytes)
+        self._send(layout, seed, self.buffer_bytes, self._first)
         try:
             while isinstance(got := self._receive(Block, End), Block):
                 yield self._block(got)

@@ -3,7 +3,7 @@
 The messages to the other process (``messages``) are, in turn: the attributes of the opened source;
 each block, whose data is in a shared buffer; the end; and the attributes that reading changed; or
 an error. The other process sends pickles, of what its caller gave: the options and paths; layout,
-seed and buffer size; and the number of each buffer that may be filled again.
+seed, buffer size and samples to leave out; and the number of each buffer that may be filled again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dlfs.ingest.isolation.messages import (
     block_message,
     encode,
 )
-from dlfs.ingest.source import SampleBlock
+from dlfs.ingest.source import SampleBlock, without_first
 
 
 class _Peer(Connection):
@@ -53,9 +53,10 @@ def serve(peer: _Peer, note: SharedMemory, buffers: Sequence[SharedMemory]) -> N
         with closing(options.open(paths)) as source:
             peer.tell(Facts.of(source))
             while True:
-                layout, seed, source.buffer_bytes = peer.receive()
+                layout, seed, source.buffer_bytes, first = peer.receive()
+                first -= source.seek(first)
                 with closing(source.blocks(layout=layout, seed=seed)) as blocks:
-                    _send_blocks(peer, buffers, blocks)
+                    _send_blocks(peer, buffers, without_first(blocks, first))
                 peer.tell(End())
                 peer.tell(Facts.of(source))
     except Exception as error:  # noqa: BLE001 - of any library

@@ -29,7 +29,6 @@ from uuid import UUID
 from torch.distributed.checkpoint.metadata import Metadata
 
 import dlfs
-from dlfs.adapters.locking import when_unlocked
 from dlfs.adapters.torch.checkpoint.metadata import Piece, decode, encode
 from dlfs.base.json_records import to_json
 from dlfs.base.units import MIB
@@ -42,6 +41,7 @@ from dlfs.ingest.references import (
     find_references,
     read_references,
 )
+from dlfs.store.locking import when_unlocked
 
 PIECE_BYTES = 16 * MIB
 """Most bytes of a tensor that one sample holds, and thus the unit of sharing, in bytes."""

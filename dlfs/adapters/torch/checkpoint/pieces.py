@@ -35,13 +35,13 @@ from numpy.typing import NDArray
 
 import dlfs
 from dlfs._native.checksums import crc32c
-from dlfs.adapters.locking import when_unlocked
 from dlfs.adapters.torch.checkpoint.layout import PIECE_BYTES, check_stored, open_source
 from dlfs.adapters.torch.checkpoint.metadata import Piece
 from dlfs.adapters.torch.lookahead import take_ahead
 from dlfs.base.threads import ThreadPool
 from dlfs.base.units import MIB, format_bytes
 from dlfs.errors import DlfsError, SpaceError
+from dlfs.store.locking import when_unlocked
 
 PIECES_AHEAD = 8
 """Pieces whose CRC32C is computed ahead of the writer."""

@@ -1,0 +1,171 @@
+"""The steps of an unfinished import: what its journal says of the samples so far.
+
+``load_steps`` reads what the next step needs, in time that depends on the number of steps alone.
+``load_samples`` reads all samples, for the seal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs.attributes import AttributeTable
+from dlfs.connection.previous_version import PreviousVersion
+from dlfs.directory import FrozenDirectory
+from dlfs.errors import FormatError
+from dlfs.fields import FIELDS_COLUMN, FieldEncoder, find_fields
+from dlfs.format.catalog import DatasetRecord
+from dlfs.format.paths import display
+from dlfs.store.chunk_reader import copy_orders
+from dlfs.store.journal import Step, read_step, read_steps
+from dlfs.store.transaction import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedSteps:
+    """The steps of an import that were committed.
+
+    Attributes:
+        record: record of the unfinished import.
+        steps: its steps.
+        columns: dtype of each column as it is stored, by name; ``object`` for strings.
+        names: names of the attributes, each vector once.
+        encoder: encoder of the samples' fields; None for samples of bytes.
+    """
+
+    record: DatasetRecord
+    steps: Sequence[Step]
+    columns: dict[str, np.dtype[Any]]
+    names: frozenset[str]
+    encoder: FieldEncoder | None
+
+    @classmethod
+    def of(
+        cls, record: DatasetRecord, steps: Sequence[Step], table: AttributeTable
+    ) -> UnfinishedSteps:
+        """Return the steps of an import.
+
+        Args:
+            record: record of the import.
+            steps: its steps.
+            table: attributes of the last step.
+        """
+        columns = {column.name: column.dtype for column in table.head.columns}
+        fields = find_fields(table, np.arange(len(table)), display(record.name))
+        encoder = FieldEncoder(fields) if fields else None
+        return cls(record, steps, columns, frozenset(table.dtypes), encoder)
+
+    def with_record(self, record: DatasetRecord) -> UnfinishedSteps:
+        """Return the same steps with the record of another generation."""
+        return replace(self, record=record)
+
+    @property
+    def source_count(self) -> int:
+        """Number of the source's samples that the steps have used."""
+        return self.steps[-1].header.source_count
+
+    @property
+    def window_count(self) -> int:
+        """Number of windows of a shuffle that the steps have used."""
+        return self.steps[-1].header.window_count
+
+    @property
+    def path_bytes(self) -> int:
+        """Sum of the lengths of all paths."""
+        return sum(step.header.path_bytes for step in self.steps)
+
+
+def load_steps(base: Generation, record: DatasetRecord) -> UnfinishedSteps:
+    """Read what the next step of an import needs.
+
+    Raises:
+        FormatError: the journal is malformed; the message names where.
+        DeviceError: a read failed.
+    """
+    steps = read_steps(base, record)
+    directory, table = _load_step(base, record, steps[-1])
+    directory.close()
+    return UnfinishedSteps.of(record, steps, table)
+
+
+def load_samples(base: Generation, steps: UnfinishedSteps) -> PreviousVersion:
+    """Read the samples of all steps.
+
+    Raises:
+        FormatError, DeviceError: as ``load_steps``.
+    """
+    record, chunk_bytes = steps.record, base.geometry.chunk_bytes
+    paths: list[bytes] = []
+    addresses, lengths, crcs, columns = [], [], [], []
+    parts = np.zeros(record.data_bytes // chunk_bytes, np.uint32)
+    for step in steps.steps:
+        directory, table = _load_step(base, record, step)
+        first = step.header.first_chunk
+        with directory:
+            paths += directory.names()
+            addresses.append(directory.addresses() + np.uint64(first * chunk_bytes))
+            lengths.append(directory.lengths())
+            crcs.append(directory.crcs())
+            parts[first : first + len(directory.parts)] = directory.parts
+        columns.append({name: table.column(name) for name in steps.names})
+    found = {name: np.concatenate([each[name] for each in columns]) for name in steps.names}
+    if steps.encoder is not None:
+        found[FIELDS_COLUMN] = np.full(record.sample_count, steps.encoder.text, object)
+    return PreviousVersion(
+        runs=record.data_runs,
+        paths=paths,
+        addresses=_joined(addresses, np.uint64),
+        lengths=_joined(lengths, np.int64),
+        crcs=_joined(crcs, np.uint32),
+        parts=parts,
+        empty_directories=[],
+        columns=found,
+        encoder=steps.encoder,
+    )
+
+
+def _joined(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
+    return np.concatenate([np.empty(0, dtype), *arrays])
+
+
+def _load_step(
+    base: Generation, record: DatasetRecord, step: Step
+) -> tuple[FrozenDirectory, AttributeTable]:
+    """Read the directory and the attributes of a step, from the first copies that are right."""
+    header = step.header
+    label = f"step {header.number} of the unfinished import of {display(record.name)!r}"
+    problem: FormatError | None = None
+    for choice in copy_orders(base.geometry):
+        entries, names, attributes = read_step(base, record, step, choice)
+        try:
+            directory = FrozenDirectory(entries, partial(_same, names), label=label)
+            directory.load_names()
+            directory.verify_memory(0, entries)
+            directory.verify_memory(1, names)
+            if not header.attributes_bytes:
+                table = AttributeTable.empty(record.uuid, header.sample_count)
+            else:
+                table = AttributeTable.over(
+                    attributes, header.attributes_head_bytes, where=f"the attributes of {label}"
+                )
+                for name in table.dtypes:
+                    table.column(name)
+            expected = record.uuid, header.sample_count, header.sample_count
+            got = directory.dataset_uuid, len(directory), len(table)
+            if got != expected:
+                raise FormatError(f"read {label}: expected {expected}, got {got}")
+        except FormatError as error:
+            problem = problem or error
+        else:
+            return directory, table
+    assert problem is not None
+    raise problem
+
+
+def _same(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return memory

@@ -1,0 +1,298 @@
+"""``StepWriter``: writes a dataset in steps, so that a writer that was killed goes on.
+
+Each step is a ``DatasetWriter`` of its own, which ends with a commit: the samples so far are then
+on the volume with a journal, as an unfinished import that no reader sees. Between two steps the
+volume is unlocked. The seal reads the journals and makes one dataset of all steps, in one commit.
+
+A step costs what is new in it, and the record of the import in the catalog. Steps end where the
+samples say so, by their bytes, so that the chunks of an import do not depend on when it was killed.
+
+A writer with fewer samples than a step makes no step: it writes as a ``DatasetWriter`` does.
+
+Threads: one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dlfs.base.arguments import Layout
+from dlfs.base.closing import closed_on_error
+from dlfs.base.units import GIB, format_bytes, format_count
+from dlfs.base.wording import quote
+from dlfs.connection.unfinished import UnfinishedSteps, load_samples, load_steps
+from dlfs.dataset.writer import DatasetWriter
+from dlfs.errors import ClosedError, LimitError, StaleError, UsageError
+from dlfs.format.catalog import DatasetRecord
+from dlfs.format.constants import SOURCE_BYTES_MAX
+from dlfs.format.paths import PathLike, display
+from dlfs.store.info import DatasetInfo, read_origin
+from dlfs.store.locking import when_unlocked
+from dlfs.store.transaction import Generation, Transaction
+
+if TYPE_CHECKING:
+    from dlfs._native.device import BytesLike
+
+STEP_BYTES = 2 * GIB
+"""Bytes of samples after which a step ends."""
+PAUSE_S = 0.03
+"""Time between two steps in which another writer can lock the volume, in seconds: a writer that
+waits for the lock tries every 10 ms."""
+LOCK_TIMEOUT_S = 3600.0
+"""Longest wait for the lock that another writer has between two steps, in seconds."""
+
+Origin = Mapping[str, Any]
+"""What the record of an unfinished import says of its source: ``source``, its name for users;
+``fingerprint``, which differs for another source, and for other options that change the dataset."""
+
+
+class StepWriter:
+    """Writes one dataset in steps. A context manager: a clean exit seals it.
+
+    An exception leaves the steps that were committed on the volume, and the rest as it was.
+
+    Args:
+        begin: starts a transaction, which the writer ends.
+        name: name of the new dataset.
+        origin: describes the source. If an unfinished import of this name is there, the writer goes
+            on with it; then its source must be the same.
+        step_bytes: bytes of samples after which a step ends, > 0.
+        layout: order in which samples are packed.
+        seed: seed of the shuffled order.
+        source_shuffled: True if samples arrive in a shuffled order and are packed in it; a step
+            then ends with a batch.
+        expected_bytes: sum of the samples' lengths, if known: free space is checked first.
+        expected_samples: number of samples, if known: free space is checked first.
+        defaults: value of each attribute for samples that are added without it.
+        on_end: called with each new generation, or with None after an abort.
+
+    Attributes:
+        layout: order in which samples are packed.
+        source_count: samples of the source that the steps so far have used. The caller adds those
+            that follow.
+        kept_count: samples of the steps that were there at the start.
+        kept_bytes: sum of their lengths.
+        sample_count: samples added so far, those of earlier steps included.
+
+    Raises:
+        UsageError: an unfinished import of this name has another source.
+        DlfsError: as ``DatasetWriter``.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], Transaction],
+        name: bytes,
+        origin: Origin,
+        *,
+        step_bytes: int = STEP_BYTES,
+        layout: Layout = "shuffled",
+        seed: int = 0,
+        source_shuffled: bool = False,
+        expected_bytes: int = 0,
+        expected_samples: int = 0,
+        defaults: Mapping[str, Any] | None = None,
+        uuid: UUID | None = None,
+        on_end: Callable[[Generation | None], None] = lambda _: None,
+    ) -> None:
+        self._begin = begin
+        self._name = name
+        self._origin = json.dumps(origin, ensure_ascii=False, sort_keys=True).encode()
+        if len(self._origin) > SOURCE_BYTES_MAX:
+            raise LimitError(
+                f"write {quote(name)} in steps: expected at most {SOURCE_BYTES_MAX} bytes that "
+                f"describe its source, got {len(self._origin)}"
+            )
+        self._step_bytes = step_bytes
+        self.layout = layout
+        self._by_batches = source_shuffled and layout != "path"
+        self._options: dict[str, Any] = {
+            "layout": layout,
+            "seed": seed,
+            "source_shuffled": source_shuffled,
+            "defaults": defaults,
+            "on_end": on_end,
+        }
+        self._directories: list[PathLike] = []
+        self._steps: UnfinishedSteps | None = None
+        self._writer: DatasetWriter | None = None
+        self._state = "open"
+        transaction = begin()
+        with closed_on_error(transaction):
+            found = transaction.base.catalog.find_unfinished(name)
+            if found is not None:
+                self._check_origin(found, origin)
+                self._steps = load_steps(transaction.base, found)
+            kept = (0, 0) if found is None else (found.sample_count, found.sample_bytes)
+            self.kept_count, self.kept_bytes = kept
+            self.source_count = 0 if self._steps is None else self._steps.source_count
+            self._writer = self._step(
+                transaction,
+                uuid=uuid,
+                expected_samples=max(0, expected_samples - kept[0]),
+                expected_bytes=max(0, expected_bytes - kept[1]),
+            )
+
+    def __repr__(self) -> str:
+        count = format_count(self.sample_count, "sample")
+        return f"<StepWriter of dataset {display(self._name)!r}: {count}, {self._state}>"
+
+    def _check_origin(self, found: DatasetRecord, origin: Origin) -> None:
+        before = read_origin(found)
+        if before.get("fingerprint") != origin.get("fingerprint"):
+            size = format_bytes(found.sample_bytes)
+            raise UsageError(
+                f"import {quote(self._name)}: an unfinished import of {before.get('source')} with "
+                f"{size} has this name, and its source, or options of it, are not those of now; go "
+                "on with it by the same command, or free it with 'dlfs import --abandon'"
+            )
+
+    def _step(self, transaction: Transaction, **options: Any) -> DatasetWriter:
+        options = {**self._options, "unfinished": self._steps, **options}
+        version = transaction.next_version(self._name)
+        return DatasetWriter(transaction, self._name, version, **options)
+
+    @property
+    def sample_count(self) -> int:
+        """Samples added so far, those of earlier steps included."""
+        before = 0 if self._steps is None else self._steps.record.sample_count
+        return before + (0 if self._writer is None else self._writer.sample_count)
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    def add_batch(
+        self,
+        paths: Sequence[bytes],
+        data: BytesLike,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        *,
+        attributes: Mapping[str, ArrayLike] | None = None,
+    ) -> None:
+        """Add samples as ``DatasetWriter.add_batch`` does; commit the steps that end in them."""
+        columns = {name: np.asarray(values) for name, values in (attributes or {}).items()}
+        first = 0
+        while first < len(paths):
+            writer = self._opened()
+            chosen = slice(first, self._end_of_step(writer, lengths, first))
+            writer.add_batch(
+                paths[chosen],
+                data,
+                offsets[chosen],
+                lengths[chosen],
+                attributes={name: values[chosen] for name, values in columns.items()},
+            )
+            self.source_count += chosen.stop - first
+            first = chosen.stop
+            if writer.sample_bytes >= self._step_bytes:
+                self._commit_step(writer)
+
+    def _end_of_step(self, writer: DatasetWriter, lengths: NDArray[np.int64], first: int) -> int:
+        """Return the position after the last sample to add to the present step."""
+        if self._by_batches:
+            return len(lengths)
+        ends = writer.sample_bytes + np.cumsum(lengths[first:])
+        ending = int(np.searchsorted(ends, self._step_bytes))  # the first sample that reaches it
+        return min(len(lengths), first + ending + 1)
+
+    def add_directory(self, path: PathLike) -> None:
+        """Add a directory; see ``DatasetWriter.add_directory``. The seal reports what is wrong."""
+        self._directories.append(path)
+
+    def _commit_step(self, writer: DatasetWriter) -> None:
+        self._steps = writer.commit_step(self.source_count, self._origin)
+        self._writer = None
+
+    def _opened(self) -> DatasetWriter:
+        """Return the writer of the present step, which locks the volume at its begin."""
+        if self._state != "open":
+            raise ClosedError(f"write {quote(self._name)} in steps: the writer is {self._state}")
+        if self._writer is None:
+            transaction = self._lock()
+            with closed_on_error(transaction):
+                self._writer = self._step(transaction)
+        return self._writer
+
+    def _lock(self) -> Transaction:
+        """Start the transaction of the next step; the import must be as the last one left it."""
+        time.sleep(PAUSE_S)
+        transaction = when_unlocked(self._begin, LOCK_TIMEOUT_S)
+        with closed_on_error(transaction):
+            steps = self._steps
+            assert steps is not None
+            found = transaction.base.catalog.find_unfinished(self._name)
+            known = steps.record
+            if found is None or (found.uuid, found.journal_bytes) != (
+                known.uuid,
+                known.journal_bytes,
+            ):
+                what = "it is gone" if found is None else "another writer has gone on with it"
+                raise StaleError(
+                    f"go on with the unfinished import of {quote(self._name)}: expected it as the "
+                    f"last step left it, but {what}"
+                )
+            self._steps = steps.with_record(found)  # its chunks may have been moved
+        return transaction
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def seal(self) -> DatasetInfo:
+        """Commit all samples as one dataset, atomically.
+
+        Raises:
+            ExistsError: two samples of different steps have one path, or a file and a directory.
+            DlfsError: as ``DatasetWriter.seal``.
+        """
+        if self._steps is not None:
+            if self._writer is not None and self._writer.sample_count:
+                self._commit_step(self._writer)
+            if self._writer is not None:
+                self._writer.abort()
+            self._writer = self._whole()
+        writer = self._opened()
+        for path in self._directories:
+            writer.add_directory(path)
+        info = writer.seal()
+        self._state = "sealed"
+        return info
+
+    def _whole(self) -> DatasetWriter:
+        """Return a writer that has the samples of all steps."""
+        transaction = self._lock()
+        with closed_on_error(transaction):
+            steps = self._steps
+            assert steps is not None
+            return self._step(transaction, previous=load_samples(transaction.base, steps))
+
+    def abort(self) -> None:
+        """Discard the samples since the last step. Idempotent."""
+        if self._state == "open":
+            self._state = "aborted"
+            if self._writer is not None:
+                self._writer.abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: object
+    ) -> None:
+        if error is None and self._state == "open":
+            self.seal()
+            return
+        self.abort()
+        if error is not None and self._state != "sealed" and self._steps is not None:
+            record = self._steps.record
+            count, size = format_count(record.sample_count, "sample"), record.sample_bytes
+            error.add_note(
+                f"{count}, {format_bytes(size)}, are kept as an unfinished import of "
+                f"{quote(self._name)}: the same command goes on with it, and 'dlfs import "
+                "--abandon' frees it"
+            )

@@ -1,0 +1,113 @@
+"""The journal of an unfinished import (FORMAT.md, section 6.4): the samples of each of its steps.
+
+A step begins with a header, which this module encodes and decodes. Behind it are the directory
+segment of the step's samples and, if they have columns, their attribute segment.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import astuple, dataclass
+from uuid import UUID
+
+from dlfs._native.checksums import crc32c
+from dlfs.errors import ChecksumError, FormatError
+from dlfs.format.constants import ADDRESS_MAX, DATASET_SAMPLES_MAX
+
+STEP_HEADER_BYTES = 4096
+_MAGIC = b"DLFSJRN1"
+_VERSION = 1
+_START = struct.Struct("<8sII16s")
+_FIELDS = struct.Struct("<12Q")
+_CRC = struct.Struct("<I")
+_COVERED = STEP_HEADER_BYTES - _CRC.size
+
+
+@dataclass(frozen=True, slots=True)
+class StepHeader:
+    """What the header of a step says besides the UUID of the dataset.
+
+    Attributes:
+        number: number of the step, from 0 on.
+        first_chunk: chunks of the data space before those of this step.
+        chunk_count: chunks of this step, which hold its samples.
+        sample_count: samples of this step.
+        sample_bytes: sum of their lengths.
+        path_bytes: sum of the lengths of their paths.
+        source_count: samples of the source that this step and those before it have used.
+        window_count: windows of a shuffle that this step and those before it have used.
+        entries_bytes: length of the entries part of the directory segment.
+        names_bytes: length of its names part.
+        attributes_bytes: length of the attribute segment; 0 without one.
+        attributes_head_bytes: length of its head; 0 without one.
+    """
+
+    number: int
+    first_chunk: int
+    chunk_count: int
+    sample_count: int
+    sample_bytes: int
+    path_bytes: int
+    source_count: int
+    window_count: int
+    entries_bytes: int
+    names_bytes: int
+    attributes_bytes: int
+    attributes_head_bytes: int
+
+    @property
+    def step_bytes(self) -> int:
+        """Length of the step with its header, in bytes."""
+        segments = self.entries_bytes + self.names_bytes + self.attributes_bytes
+        return STEP_HEADER_BYTES + segments
+
+
+def encode_step_header(header: StepHeader, dataset_uuid: UUID) -> bytes:
+    """Return the header of a step, ``STEP_HEADER_BYTES`` long."""
+    start = _START.pack(_MAGIC, _VERSION, STEP_HEADER_BYTES, dataset_uuid.bytes)
+    covered = (start + _FIELDS.pack(*astuple(header))).ljust(_COVERED, b"\0")
+    return covered + _CRC.pack(crc32c(covered))
+
+
+def decode_step_header(data: bytes, dataset_uuid: UUID, number: int, where: str) -> StepHeader:
+    """Return the header of a step.
+
+    Args:
+        data: its bytes.
+        dataset_uuid: expected UUID of the dataset.
+        number: expected number of the step.
+        where: name of the journal, for errors.
+
+    Raises:
+        FormatError: it is malformed (ChecksumError), or that of another step.
+    """
+    what = f"{where}: read step {number}"
+    (crc,) = _CRC.unpack_from(data, _COVERED)
+    found = crc32c(data[:_COVERED])
+    if found != crc:
+        raise ChecksumError(f"{what}: expected CRC32C {crc:08x}, got {found:08x}")
+    magic, version, header_bytes, uuid = _START.unpack_from(data)
+    expected = _MAGIC, _VERSION, STEP_HEADER_BYTES, dataset_uuid.bytes
+    if (magic, version, header_bytes, uuid) != expected:
+        raise FormatError(
+            f"{what}: expected {_MAGIC!r} version {_VERSION} of dataset {dataset_uuid}, got "
+            f"{magic!r} version {version} of dataset {UUID(bytes=uuid)}"
+        )
+    header = StepHeader(*_FIELDS.unpack_from(data, _START.size))
+    lengths = (
+        header.entries_bytes,
+        header.names_bytes,
+        header.attributes_bytes,
+        header.attributes_head_bytes,
+    )
+    sound = (
+        header.number == number
+        and header.first_chunk + header.chunk_count <= ADDRESS_MAX
+        and header.sample_count <= DATASET_SAMPLES_MAX
+        and all(length % STEP_HEADER_BYTES == 0 and length <= ADDRESS_MAX for length in lengths)
+        and min(header.entries_bytes, header.names_bytes) > 0
+        and header.attributes_head_bytes <= header.attributes_bytes
+    )
+    if not sound:
+        raise FormatError(f"{what}: expected lengths and counts of a step, got {header}")
+    return header

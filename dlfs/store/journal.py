@@ -1,0 +1,91 @@
+"""Reads the journals of unfinished imports from the devices of a volume."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs.errors import FormatError
+from dlfs.format.catalog import DatasetRecord
+from dlfs.format.geometry import DataSpace
+from dlfs.format.journal import STEP_HEADER_BYTES, StepHeader, decode_step_header
+from dlfs.format.paths import display
+from dlfs.store.chunk_reader import CopyOrder, copy_orders, read_blocks
+from dlfs.store.transaction import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of an unfinished import, and where its journal has it.
+
+    Attributes:
+        header: its header.
+        address: address of the header in the space of the journal runs.
+    """
+
+    header: StepHeader
+    address: int
+
+
+def read_steps(generation: Generation, record: DatasetRecord) -> list[Step]:
+    """Read the headers of all steps of an unfinished import.
+
+    Raises:
+        FormatError: a header is malformed in all copies; the message names where.
+        DeviceError: a read failed.
+    """
+    space = DataSpace(generation.geometry, record.journal_runs)
+    chunk_bytes = generation.geometry.chunk_bytes
+    steps: list[Step] = []
+    address = 0
+    while address < record.journal_bytes:
+        header = _read_header(generation, space, record, address, len(steps))
+        steps.append(Step(header, address))
+        address += -(-header.step_bytes // chunk_bytes) * chunk_bytes
+    counted = sum(step.header.sample_count for step in steps)
+    if address != record.journal_bytes or counted != record.sample_count:
+        raise FormatError(
+            f"read the journal of {display(record.name)!r}: expected {record.sample_count} samples "
+            f"in {record.journal_bytes} bytes, got {counted} in {address}"
+        )
+    return steps
+
+
+def _read_header(
+    generation: Generation, space: DataSpace, record: DatasetRecord, address: int, number: int
+) -> StepHeader:
+    member, offset_bytes = space.resolve(address)
+    where = (
+        f"the journal of {display(record.name)!r}, on {generation.devices[member].uri} at byte "
+        f"{offset_bytes}"
+    )
+    problem: FormatError | None = None
+    for choice in copy_orders(generation.geometry):
+        data = read_blocks(generation.sources, space, address, STEP_HEADER_BYTES, choice)
+        try:
+            return decode_step_header(data.tobytes(), record.uuid, number, where)
+        except FormatError as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
+
+
+def read_step(
+    generation: Generation, record: DatasetRecord, step: Step, choice: CopyOrder
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
+    """Read the entries part, the names part and the attribute segment of a step, unverified.
+
+    Args:
+        generation: generation that has the record.
+        record: record of the import.
+        step: one of its steps.
+        choice: order in which copies are read.
+    """
+    space = DataSpace(generation.geometry, record.journal_runs)
+    header, start = step.header, step.address + STEP_HEADER_BYTES
+    length = header.step_bytes - STEP_HEADER_BYTES
+    data = read_blocks(generation.sources, space, start, length, choice)
+    names_end = header.entries_bytes + header.names_bytes
+    return data[: header.entries_bytes], data[header.entries_bytes : names_end], data[names_end:]

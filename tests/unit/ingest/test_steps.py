@@ -1,0 +1,335 @@
+"""Imports in steps go on after a kill with the same result, and let others write meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlfs
+from dlfs.base.units import KIB, MIB
+from dlfs.dataset import step_writer
+from dlfs.errors import ExistsError, NotFoundError, StaleError, UsageError
+from dlfs.ingest.attributes import AttributedSource, PathRule, label_rule
+from dlfs.ingest.importer import ImportReport, import_dataset, open_source
+from dlfs.ingest.source import Source
+from tests.support.volumes import new_volume, read_dataset, write_dataset
+
+STEP_BYTES = 200 * KIB
+FILES = 120
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+class Killed(Exception):
+    """Stands for a kill: nothing of the import's own runs after it but what undoes its step."""
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_writer, "PAUSE_S", 0.0)
+
+
+def folder(place: Path) -> Path:
+    chance = random.Random(1)
+    for number in range(FILES):
+        file = place / "folder" / "ab"[number % 2] / f"{number:03}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(chance.randbytes(chance.choice([0, 10, 5000, 9000, 40000])))
+    (place / "folder" / "empty").mkdir()
+    return place / "folder"
+
+
+def parquet(place: Path) -> Path:
+    chance = random.Random(2)
+    images = [chance.randbytes(chance.choice([0, 3000, 20000])) for _ in range(FILES)]
+    columns = {
+        "image": images,
+        "label": list(range(FILES)),
+        "text": [f"t{n % 7}" for n in range(FILES)],
+    }
+    pq.write_table(pa.table(columns), place / "x.parquet", row_group_size=25)
+    return place / "x.parquet"
+
+
+def jpegs(place: Path) -> Path:
+    """Make a tar archive, whose samples have classes."""
+    import tarfile
+
+    with tarfile.open(place / "x.tar", "w") as archive:
+        archive.add(folder(place), ".")
+    return place / "x.tar"
+
+
+SOURCES = {"folder": folder, "parquet": parquet, "tar": jpegs}
+
+
+def opened(path: Path, *, labels: bool = False) -> Source:
+    source = open_source(path)
+    source.buffer_bytes = 64 * KIB
+    if not labels:
+        return source
+    made = AttributedSource(source, [label_rule(), PathRule.parse("number:int=([0-9]+)$")])
+    made.fingerprint = source.fingerprint
+    made.buffer_bytes = 64 * KIB
+    return made
+
+
+def run(
+    volume: str, source: Source, *, kill_at: int | None = None, **options: Any
+) -> ImportReport | None:
+    """Import in steps; be killed when so many blocks were added."""
+    calls = 0
+
+    def count(_progress: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == kill_at:
+            raise Killed
+
+    try:
+        with dlfs.open(volume) as target:
+            options = {"step_bytes": STEP_BYTES, "seed": 3, **options}
+            return import_dataset(target, source, "x", progress=count, **options)
+    except Killed:
+        return None
+    finally:
+        source.close()
+
+
+def everything(volume: str, name: str = "x") -> tuple[Any, ...]:
+    """Return all that an import decides: paths, places, checksums, attributes, directories."""
+    with dlfs.open(volume) as target, target[name] as dataset:
+        directory = dataset.session.directory
+        columns = {key: dataset.column(key).tolist() for key in dataset.columns}
+        assert list(target.verify()) == []
+        return (
+            directory.names(),
+            directory.addresses().tolist(),
+            directory.lengths().tolist(),
+            directory.crcs().tolist(),
+            directory.parts.tolist(),
+            directory.empty_directories(),
+            columns,
+            dataset.fields,
+            dataset.info.layout,
+            dataset.info.seed,
+        )
+
+
+def fresh(path: Path, **layout: Any) -> str:
+    return str(new_volume(path, size_bytes=32 * MIB, chunk_bytes=16 * KIB, **layout))
+
+
+@pytest.mark.parametrize("layout", ["shuffled", "path"])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_killed_import_goes_on_to_the_same_dataset(
+    tmp_path: Path, kind: str, layout: str
+) -> None:
+    path, labels = SOURCES[kind](tmp_path), kind != "parquet"
+    whole, killed = fresh(tmp_path / "whole.img"), fresh(tmp_path / "killed.img")
+    report = run(whole, opened(path, labels=labels), layout=layout)
+    assert report is not None
+    kept = []
+    for kill_at in range(2, 40):
+        found = run(killed, opened(path, labels=labels), layout=layout, kill_at=kill_at)
+        with dlfs.open(killed) as volume:
+            assert [info.name for info in volume.datasets()] == (["x"] if found else [])
+            kept += [info.sample_count for info in volume.unfinished()]
+        if found:
+            break
+    assert found is not None
+    assert kept == sorted(kept)
+    assert 1 < len(set(kept)) <= len(kept)
+    assert found.kept_count == kept[-1]
+    assert found.kept_count + found.sample_count == report.sample_count
+    assert everything(killed) == everything(whole)
+    with dlfs.open(killed) as first, dlfs.open(whole) as second:
+        assert first.usage().stored_bytes == second.usage().stored_bytes
+        assert first.usage().unfinished_bytes == 0
+        assert first.usage().free_bytes == second.usage().free_bytes
+
+
+def test_steps_make_the_dataset_that_one_step_makes(tmp_path: Path) -> None:
+    path = folder(tmp_path)
+    steps, one = fresh(tmp_path / "steps.img"), fresh(tmp_path / "one.img")
+    run(steps, opened(path, labels=True), layout="path")
+    run(one, opened(path, labels=True), layout="path", step_bytes=None)
+    found, expected = everything(steps), everything(one)
+    assert found[0] == expected[0]
+    assert found[2:4] == expected[2:4]
+    assert found[5:] == expected[5:]
+
+
+def test_files_of_earlier_steps_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dlfs.ingest import files
+
+    path, volume = folder(tmp_path), fresh(tmp_path / "v.img")
+    read = files.read_files
+    counts: list[int] = []
+
+    def counted(directory: int, names: Any, chosen: Any, *rest: Any, **named: Any) -> int:
+        counts.append(len(chosen))
+        return read(directory, names, chosen, *rest, **named)
+
+    monkeypatch.setattr(files, "read_files", counted)
+    run(volume, opened(path), kill_at=8)
+    with dlfs.open(volume) as target:
+        (unfinished,) = target.unfinished()
+    assert 0 < unfinished.sample_count < FILES
+    counts.clear()
+    assert run(volume, opened(path)) is not None
+    assert sum(counts) == FILES - unfinished.sample_count
+
+
+def test_others_write_between_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, volume = folder(tmp_path), fresh(tmp_path / "v.img")
+    written: list[str] = []
+
+    def pause(_seconds: float) -> None:
+        name = f"checkpoint-{len(written)}"
+        with dlfs.open(volume) as other:
+            write_dataset(other, name, {"weights": bytes([len(written)]) * 30_000})
+            if len(written) % 2:
+                other.remove(written[-1])
+        written.append(name)
+
+    monkeypatch.setattr(step_writer.time, "sleep", pause)
+    assert run(volume, opened(path)) is not None
+    assert len(written) > 3
+    whole = fresh(tmp_path / "whole.img")
+    monkeypatch.undo()
+    run(whole, opened(path))
+    assert everything(volume) == everything(whole)
+    with dlfs.open(volume) as target:
+        last = {info.name for info in target.datasets()} - {"x"}
+        for name in last:
+            number = int(name.rpartition("-")[2])
+            assert read_dataset(target, name) == {b"weights": bytes([number]) * 30_000}
+
+
+def test_an_import_that_another_one_went_on_with_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, volume = folder(tmp_path), fresh(tmp_path / "v.img")
+    others: list[object] = []
+
+    def pause(_seconds: float) -> None:
+        monkeypatch.setattr(step_writer.time, "sleep", lambda _seconds: None)
+        others.append(run(volume, opened(path)))
+
+    monkeypatch.setattr(step_writer.time, "sleep", pause)
+    with pytest.raises(StaleError, match="it is gone"):
+        run(volume, opened(path))
+    assert others[0] is not None
+    with dlfs.open(volume) as target:
+        assert target.unfinished() == []
+        assert [info.version for info in target.versions("x")] == [1]
+
+
+def test_an_unfinished_import_is_listed_and_abandoned(tmp_path: Path) -> None:
+    path, volume = folder(tmp_path), fresh(tmp_path / "v.img")
+    with dlfs.open(volume) as target:
+        before = target.usage().free_bytes
+    run(volume, opened(path), kill_at=8, command={"arguments": ["folder", "v.img"]})
+    with dlfs.open(volume) as target:
+        (info,) = target.unfinished()
+        assert (info.name, info.origin["source"]) == ("x", str(path))
+        assert info.origin["command"] == {"arguments": ["folder", "v.img"]}
+        assert target.usage().unfinished_bytes == info.stored_bytes > info.sample_bytes
+        assert "x" not in target
+        with pytest.raises(NotFoundError):
+            target["x"]
+        assert target.abandon("x") == info
+        assert target.unfinished() == []
+        assert target.usage().free_bytes == before
+        with pytest.raises(NotFoundError, match="no unfinished import"):
+            target.abandon("x")
+
+
+def test_a_changed_source_is_refused(tmp_path: Path) -> None:
+    path, volume = folder(tmp_path), fresh(tmp_path / "v.img")
+    run(volume, opened(path), kill_at=8)
+    for change in ({"seed": 4}, {"layout": "path"}):
+        with pytest.raises(UsageError, match="its source, or options of it, are not those of now"):
+            run(volume, opened(path), **change)
+    (path / "a" / "000").write_bytes(b"other bytes")
+    with pytest.raises(UsageError, match=r"unfinished import of .*folder with .* KiB"):
+        run(volume, opened(path))
+
+
+def test_a_path_in_two_steps_is_refused_at_the_seal(tmp_path: Path) -> None:
+    volume = fresh(tmp_path / "v.img")
+    offsets, lengths = np.arange(4) * 60_000, np.full(4, 60_000)
+    for paths, what in (
+        ([b"a", b"b", b"c", b"a"], "'a': it was added already"),
+        ([b"a", b"b", b"c", b"a/d"], "'a' is a sample"),
+    ):
+        with dlfs.open(volume) as target:
+            writer = target.step_writer(
+                "x", {"fingerprint": what}, step_bytes=100_000, layout="path"
+            )
+            with pytest.raises(ExistsError, match=what), writer:
+                writer.add_batch(paths, bytes(240_000), offsets, lengths)
+            target.refresh()
+            target.abandon("x")
+
+
+def test_attributes_keep_their_types_over_steps(tmp_path: Path) -> None:
+    volume = fresh(tmp_path / "v.img")
+    offsets, lengths = np.array([0, 60_000]), np.full(2, 60_000)
+
+    def add(writer: dlfs.dataset.step_writer.StepWriter, first: int, **columns: Any) -> None:
+        paths = [b"%d" % number for number in range(first, first + 2)]
+        writer.add_batch(paths, bytes(120_000), offsets, lengths, attributes=columns)
+
+    with dlfs.open(volume) as target:
+        options: dict[str, Any] = {"step_bytes": 100_000, "layout": "path"}
+        with target.step_writer("x", {"fingerprint": 1}, **options) as writer:
+            add(writer, 0, number=np.array([1, 2], np.int16), box=np.ones((2, 4), np.float32))
+            with pytest.raises(UsageError, match="number"):
+                add(writer, 2, number=np.array([1, 70_000]), box=np.ones((2, 4)))
+            with pytest.raises(UsageError, match="expected the attributes of the samples before"):
+                add(writer, 2, number=np.array([1, 2]))
+            add(writer, 4, number=np.array([5, 6]), box=np.zeros((2, 4)))
+        with target["x"] as dataset:
+            assert dataset.column("number").dtype == np.int16
+            assert dataset.column("number").tolist() == [1, 2, 5, 6]
+            assert dataset.column("box").shape == (4, 4)
+
+
+@pytest.mark.parametrize("make", [folder, parquet], ids=["folder", "parquet"])
+def test_an_import_without_steps_leaves_nothing(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    path, volume = make(tmp_path), fresh(tmp_path / "v.img")
+    run(volume, opened(path), kill_at=4, step_bytes=None)
+    with dlfs.open(volume) as target:
+        assert target.unfinished() == []
+        assert target.usage().unfinished_bytes == 0
+
+
+def test_moved_journals_are_found(tmp_path: Path) -> None:
+    path, volume = folder(tmp_path), fresh(tmp_path / "v.img")
+    whole = fresh(tmp_path / "whole.img")
+    run(whole, opened(path))
+    run(volume, opened(path), kill_at=8)
+    members = [volume, str(tmp_path / "w.img")]
+    with dlfs.open(volume) as target:
+        target.grow([members[1]], size_bytes=32 * MIB)
+    with dlfs.open(members) as target:
+        target.rebalance()
+    with dlfs.open(members) as target:
+        assert len(target.unfinished()) == 1
+        source = opened(path)
+        import_dataset(target, source, "x", step_bytes=STEP_BYTES, seed=3)
+        source.close()
+        found, expected = everything(",".join(members)), everything(whole)
+        assert found[:4] == expected[:4]
