@@ -36,6 +36,7 @@ from dlfs.ingest.source import (
     show,
     without_known,
 )
+from dlfs.ingest.tables.coco import read_coco
 from dlfs.ingest.tables.columns import Column, column_values
 from dlfs.ingest.tables.csv import DELIMITERS, read_csv, text_column, typed_column
 from dlfs.ingest.tables.files import Table, open_ipc, open_parquet
@@ -49,6 +50,7 @@ UNUSED_ROWS = "row of attributes without a sample"
 _ARROW = (".arrow", ".arrows", ".feather", ".ipc")
 _PARQUET = (".parquet", ".parq", ".pq")
 _JSON_LINES = (".jsonl", ".ndjson")
+_COCO = ".json"
 _OPENERS: dict[str, Callable[[str], AbstractContextManager[Table]]] = {
     **dict.fromkeys(_ARROW, open_ipc),
     **dict.fromkeys(_PARQUET, open_parquet),
@@ -238,7 +240,9 @@ class TableRule(Rule):
     Args:
         path: path of a CSV file (``.csv``, ``.tsv``; the first line names the columns), Parquet
             file, Arrow file or file of JSON Lines (``.jsonl``). Columns of a CSV file become
-            integers, floats or text; see ``tables.csv``.
+            integers, floats or text; see ``tables.csv``. Or path of a file of annotations as COCO's
+            (``.json``), see ``tables.coco``: its ``file_name`` may be the end of a sample's path,
+            behind a slash.
         path_column: name of the column with the samples' paths; by default one of ``PATH_COLUMNS``.
 
     Raises:
@@ -251,12 +255,19 @@ class TableRule(Rule):
         self._name = f"attributes of {path}"
         names = PATH_COLUMNS if path_column is None else (path_column,)
         suffix = Path(path).suffix.lower()
-        if suffix in DELIMITERS:
+        self._left_out: dict[str, int] = {}
+        self._path_of: dict[int, bytes] | None = None
+        """Path of the sample of each row, where paths may be longer than the row's."""
+        if suffix == _COCO:
+            columns, self._left_out = read_coco(path, self._name)
+            self._path_of = {}
+        elif suffix in DELIMITERS:
             columns = _read_csv(path, DELIMITERS[suffix], text=names)
         elif suffix in _OPENERS:
             columns = _read_table(path, _OPENERS[suffix])
         else:
-            raise UsageError(f"{self._name}: expected a file {', '.join([*DELIMITERS, *_OPENERS])}")
+            known = ", ".join([*DELIMITERS, *_OPENERS, _COCO])
+            raise UsageError(f"{self._name}: expected a file {known}")
         found = next((name for name in names if name in columns), None)
         if found is None or columns[found].dtype != object:
             raise UsageError(
@@ -276,7 +287,7 @@ class TableRule(Rule):
 
     def _count_unused(self, rows: int) -> None:
         self._unused = rows
-        self.skipped = {UNUSED_ROWS: rows} if rows else {}
+        self.skipped = {**self._left_out, **({UNUSED_ROWS: rows} if rows else {})}
 
     def seek(self, count: int) -> None:
         """Count the rows of samples of an earlier import as used; see ``Rule``."""
@@ -284,13 +295,32 @@ class TableRule(Rule):
 
     def columns(self, block: SampleBlock) -> Columns:
         """Return the attributes of a block's samples: all columns but the paths; see ``Rule``."""
-        rows = [self._rows.get(path, -1) for path in block.paths]
+        find = self._rows.get if self._path_of is None else self._find_by_end
+        rows = [find(path, -1) for path in block.paths]
         if -1 in rows:
             missing = show(block.paths[rows.index(-1)])
             raise UsageError(f"{self._name}: expected a row for every sample, got none: {missing}")
         self._count_unused(self._unused - len(rows))
         chosen = np.array(rows, np.int64)
         return {name: values[chosen] for name, values in self._columns.items()}
+
+    def _find_by_end(self, path: bytes, otherwise: int) -> int:
+        """Return the row of a path, or of what is left of it without its first folders.
+
+        Raises:
+            UsageError: another sample has this row.
+        """
+        assert self._path_of is not None
+        end = path
+        while end not in self._rows and b"/" in end:
+            end = end.partition(b"/")[2]
+        row = self._rows.get(end, otherwise)
+        if row != otherwise and self._path_of.setdefault(row, path) != path:
+            raise UsageError(
+                f"{self._name}: expected one sample for {show(end)}, got "
+                f"{show(self._path_of[row])} and {show(path)}"
+            )
+        return row
 
 
 def _read_csv(path: str, delimiter: str, *, text: Sequence[str]) -> dict[str, Array]:

@@ -141,7 +141,8 @@ def import_dataset(
             or a regular expression (its group NAME, first group or whole match). TYPE: str, int,
             float. Repeatable.
         attributes: Attributes from a CSV, Parquet, Arrow or JSON Lines file with a row for each
-            sample, by its column 'path' or 'file_name'. Repeatable.
+            sample, by its column 'path' or 'file_name', or from annotations as COCO's (.json).
+            Repeatable.
         default: Value of an attribute for samples without one, which are an error otherwise. With
             --append, also for those of the earlier version. TYPE: str, int, float. Repeatable.
         path_column: Column of the paths in --attributes.
