@@ -15,7 +15,6 @@ import os
 import random
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +27,7 @@ import dlfs
 from dlfs.base.forks import Lock
 from dlfs.base.units import KIB, MIB
 from tests.service.serving import Service
+from tests.support.forked import run_forked
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
 # Python 3.12 warns of any fork of a process with threads; here such forks are under test.
@@ -36,8 +36,8 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 
-FORKS = int(os.environ.get("DLFS_FORKS", "12"))
 CHILD_SECONDS = float(os.environ.get("DLFS_FORK_SECONDS", "60"))
+FORKS = int(os.environ.get("DLFS_FORKS", "12"))
 COUNT = 120
 MEMORY_BYTES = 2 * MIB
 KINDS = ["file", "threads", "nvme", "service"]
@@ -182,19 +182,12 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 
 def fork(use: Callable[[], None], where: str) -> None:
     """Run something in a child, which must end in time and without an error."""
-    child = os.fork()
-    if child == 0:
-        status = 1
+
+    def child() -> None:
         faulthandler.dump_traceback_later(CHILD_SECONDS, exit=True, file=sys.__stderr__)
-        try:
-            use()
-            status = 0
-        except BaseException:  # noqa: BLE001 - pytest's outcomes are none of Exception
-            traceback.print_exc(file=sys.__stderr__)
-            sys.__stderr__.flush()
-        finally:
-            os._exit(status)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        use()
+
+    code = run_forked(child)
     assert code == 0, f"a child that was forked {where} ended with {code}"
 
 

@@ -17,6 +17,7 @@ import dlfs
 from dlfs.errors import LimitError, ServiceLostError
 from dlfs.service import session
 from tests.service.serving import Hurry, Service, client, hear, make_volume, tell
+from tests.support.forked import run_forked
 from tests.support.stopping import stop_process
 from tests.support.waiting import wait_for
 
@@ -200,11 +201,13 @@ def test_threads(serve: Callable[..., Service], volume: str, samples: dict[bytes
     assert problems == []
 
 
-def _read_in_child(dataset: dlfs.Dataset, epoch: dlfs.Epoch, wanted: list[bytes]) -> None:
+def _read_in_child(
+    connected: dlfs.Volume, dataset: dlfs.Dataset, epoch: dlfs.Epoch, wanted: list[bytes]
+) -> None:
+    assert connected.label == "images"
     for batch in epoch:
         assert batch.to_list() == [wanted[index] for index in batch.indices.tolist()]
     assert dataset.get("class1/00001") == wanted[dataset.index("class1/00001")]
-    os._exit(7)
 
 
 def test_forked_children_connect_by_themselves(
@@ -217,14 +220,7 @@ def test_forked_children_connect_by_themselves(
     epoch = dataset.batches(64, seed=2)
     first = next(epoch)
     for _ in range(2):
-        child = os.fork()
-        if child == 0:
-            try:
-                assert connected.label == "images"
-                _read_in_child(dataset, epoch, wanted)
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert run_forked(_read_in_child, connected, dataset, epoch, wanted) == 0
     assert first.to_list() == [wanted[index] for index in first.indices.tolist()]
     assert len(list(epoch)) == -(-len(wanted) // 64) - 1
     wait_for(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
-import sys
+import tempfile
 import traceback
 from collections.abc import Callable
+from typing import TypeVar
 
 SECONDS_MAX = 100
 """Longest time of a child, in seconds; slow test machines need it."""
+
+T = TypeVar("T")
 
 
 def run_forked(call: Callable[..., object], *arguments: object) -> int:
@@ -26,8 +30,21 @@ def run_forked(call: Callable[..., object], *arguments: object) -> int:
             call(*arguments)
             status = 0
         except BaseException:  # noqa: BLE001 - pytest's outcomes are none of Exception
-            traceback.print_exc()
-            sys.stderr.flush()
+            os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def call_forked(call: Callable[..., T], *arguments: object) -> T:
+    """Return what a call in a forked child returns."""
+    with tempfile.TemporaryFile() as file:
+
+        def work() -> None:
+            file.write(pickle.dumps(call(*arguments)))
+            file.flush()
+
+        assert run_forked(work) == 0
+        file.seek(0)
+        result: T = pickle.load(file)
+        return result

@@ -9,13 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import dlfs
 from dlfs.base.units import MIB
 from tests.support.datasets import random_samples
 from tests.support.descriptors import open_names
+from tests.support.forked import call_forked
 from tests.support.volumes import new_volume, write_dataset
 
 COUNT = 400
@@ -63,21 +63,13 @@ def test_an_epoch_goes_on_in_a_forked_child(volume_path):
         whole = [i for batch in dataset.batches(16, seed=3) for i in batch.indices.tolist()]
         epoch = dataset.batches(16, seed=3)
         first = next(epoch)
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                rest = [i for batch in epoch for i in batch.indices.tolist()]
-                kept = bytes(first[0])
-                os.write(writer, np.array(rest, np.uint32).tobytes())
-                status = 0 if kept == dataset[int(first.indices[0])] else 2
-            finally:
-                os._exit(status)
-        os.close(writer)
-        with open(reader, "rb") as pipe:
-            rest = np.frombuffer(pipe.read(), np.uint32).tolist()
-        assert os.waitpid(pid, 0)[1] == 0
+
+        def go_on() -> list[int]:
+            rest = [i for batch in epoch for i in batch.indices.tolist()]
+            assert bytes(first[0]) == dataset[int(first.indices[0])]
+            return rest
+
+        rest = call_forked(go_on)
         assert first.indices.tolist() + rest == whole
         assert [i for batch in epoch for i in batch.indices.tolist()] == whole[16:]
 

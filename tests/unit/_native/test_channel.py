@@ -24,6 +24,7 @@ from dlfs._native.server_channel import ENDED_CLOSED, ServerChannel, Share
 from dlfs.base.units import KIB, MIB
 from dlfs.errors import ClosedError, FormatError, LimitError, ServiceLostError, UsageError
 from tests.support.devices import Faults
+from tests.support.forked import run_forked
 from tests.unit._native.channel_node import (
     COUNT,
     EVERY,
@@ -428,16 +429,15 @@ def test_a_forked_child_leaves_the_channels_alone(node) -> None:
     client = one.client()
     batch = client.read(EVERY[:5])
     before = contents(batch)
-    child = os.fork()
-    if child == 0:
-        try:
+
+    def use() -> None:
+        nonlocal batch
+        with pytest.raises(ClosedError):
             client.read(EVERY[:1])
-        except ClosedError:
-            del batch
-            client.close()
-            os._exit(0)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        del batch
+        client.close()
+
+    assert run_forked(use) == 0
     assert contents(batch) == before
     assert one.channels[0].stats()["batches_out"] == 1
     assert client.get(2) == one.samples[2]

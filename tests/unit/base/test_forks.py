@@ -12,7 +12,7 @@ import pytest
 
 import dlfs
 from dlfs.base.forks import Event, Lock, OwnerProcess, cached_property
-from tests.support.forked import run_forked
+from tests.support.forked import call_forked, run_forked
 
 # Python 3.12 warns of any fork of a process with threads; here such a fork is under test.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -21,26 +21,12 @@ SECONDS = 10
 """Longest wait of a child for a lock, in seconds."""
 
 
-def in_child(check: Callable[[], bool]) -> bool:
-    """Return the result of a check that runs in a forked child."""
-    child = os.fork()
-    if child == 0:
-        result = 2
-        try:
-            result = 0 if check() else 1
-        finally:
-            os._exit(result)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) in (0, 1)
-    return os.waitstatus_to_exitcode(status) == 0
-
-
 def test_an_object_knows_the_process_that_made_it() -> None:
     owner = OwnerProcess()
     assert owner.is_current()
     assert owner.pid == os.getpid()
-    assert not in_child(owner.is_current)
-    assert in_child(lambda: OwnerProcess().is_current())
+    assert not call_forked(owner.is_current)
+    assert call_forked(lambda: OwnerProcess().is_current())
     assert owner.is_current()
 
 
@@ -49,9 +35,9 @@ def test_a_grandchild_is_neither_child_nor_parent() -> None:
 
     def child() -> bool:
         of_child = OwnerProcess()
-        return in_child(lambda: not owner.is_current() and not of_child.is_current())
+        return call_forked(lambda: not owner.is_current() and not of_child.is_current())
 
-    assert in_child(child)
+    assert call_forked(child)
 
 
 def test_fork_hooks_that_run_earlier_see_the_new_process() -> None:
@@ -70,7 +56,7 @@ def test_fork_hooks_that_run_earlier_see_the_new_process() -> None:
 def test_an_unpickled_owner_is_the_process_that_unpickles() -> None:
     owner = OwnerProcess()
     pickled = pickle.dumps(owner)
-    assert in_child(lambda: pickle.loads(pickled).is_current() and not owner.is_current())
+    assert call_forked(lambda: pickle.loads(pickled).is_current() and not owner.is_current())
 
 
 # ---- locks ---------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import pytest
 
 import dlfs
 from tests.service.serving import Service
+from tests.support.forked import call_forked
 from tests.support.volumes import new_volume
 
 NOBODY = 65534
@@ -208,24 +209,17 @@ def test_a_port_of_no_target(
 
 def as_nobody(call: Callable[[], object]) -> str:
     """Return the error texts of a user without rights, from a separate process."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        with contextlib.suppress(BaseException):
-            if os.geteuid() == 0:
-                os.setgroups([])
-                os.setgid(NOBODY)
-                os.setuid(NOBODY)
-            try:
-                call()
-            except dlfs.DlfsError as error:
-                os.write(writing, f"{type(error).__name__}: {error}".encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        text = pipe.read()
-    os.waitpid(pid, 0)
-    return text
+
+    def fail() -> str:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+        with pytest.raises(dlfs.DlfsError) as caught:
+            call()
+        return f"{caught.type.__name__}: {caught.value}"
+
+    return call_forked(fail)
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o600])

@@ -14,6 +14,7 @@ import dlfs
 from dlfs.base.units import MIB
 from dlfs.epoch.ranks import Placement, find_placement, is_launched
 from dlfs.errors import UsageError
+from tests.support.forked import call_forked
 from tests.support.volumes import new_volume
 
 COUNT = 20
@@ -134,25 +135,15 @@ def test_a_given_rank_is_not_looked_for(monkeypatch, dataset):
 def test_ranks_that_are_forked_during_an_epoch_are_refused(monkeypatch, dataset):
     epoch = dataset.batches(3, seed=1)
     assert len(next(epoch)) == 3
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        message = "nothing"
-        try:
-            os.environ.update({"RANK": "1", "WORLD_SIZE": "2"})
+
+    def go_on_as_rank_1() -> int:
+        os.environ.update({"RANK": "1", "WORLD_SIZE": "2"})
+        expected = "expected rank 0 of 1, with which epoch 0 began, got rank 1 of 2"
+        with pytest.raises(UsageError, match=expected):
             next(epoch)
-        except UsageError as error:
-            message = str(error)
-        again = epoch.resume(epoch.state())
-        message += f"; then {sum(len(batch) for batch in again)}"
-        os.write(writing, message.encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    found = os.read(reading, 1 << 12).decode()
-    os.close(reading)
-    os.close(writing)
-    assert "expected rank 0 of 1, with which epoch 0 began, got rank 1 of 2" in found
-    assert found.endswith(f"then {(COUNT - 3) // 2}")
+        return sum(len(batch) for batch in epoch.resume(epoch.state()))
+
+    assert call_forked(go_on_as_rank_1) == (COUNT - 3) // 2
     assert sum(len(batch) for batch in epoch) == COUNT - 3  # the parent goes on
 
 

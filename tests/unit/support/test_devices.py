@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import signal
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from tests.support.devices import (
     WriteLog,
 )
 from tests.support.faults import fault_library
+from tests.support.forked import run_forked
 
 SIZE = 16 * KIB
 
@@ -132,13 +132,12 @@ def test_stops_before_the_flush_that_follows(memory: MemoryDevice) -> None:
 
 
 def test_kills_its_own_process(memory: MemoryDevice) -> None:
-    child = os.fork()
-    if child == 0:
+    def work() -> None:
         device = StoppingDevice(memory, StopPoint(1, action="kill"))
         device.write(0, b"a" * 512)
         device.write(512, b"b" * 512)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+    assert run_forked(work) == -signal.SIGKILL
 
 
 def test_faults_are_native_and_named(memory: MemoryDevice) -> None:

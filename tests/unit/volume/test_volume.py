@@ -2,7 +2,6 @@ import multiprocessing
 import os
 import pickle
 import re
-import signal
 import uuid
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from dlfs.format.geometry import superblock_offsets
 from dlfs.store import transaction
 from tests.odd_names import old_writer
 from tests.support.descriptors import count_below
+from tests.support.forked import call_forked, run_forked
 from tests.support.volumes import new_volume, write_dataset
 
 SAMPLES = {f"d{i % 3}/s{i:03}".encode(): bytes([i]) * (i * 37) for i in range(100)}
@@ -572,15 +572,13 @@ def test_an_epoch_goes_on_in_a_forked_child(tmp_path):
         write(opened, "ds")
         with opened["ds"] as dataset, dataset.batches(10, seed=1) as epoch:
             first = next(epoch).indices.tolist()
-            child = os.fork()
-            if child == 0:
-                try:
-                    second = next(epoch)
-                    good = second.to_list() == [ORDERED[i] for i in second.indices]
-                    os._exit(0 if good and not set(first) & set(second.indices.tolist()) else 1)
-                finally:
-                    os._exit(2)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+            def go_on():
+                second = next(epoch)
+                assert second.to_list() == [ORDERED[i] for i in second.indices]
+                assert not set(first) & set(second.indices.tolist())
+
+            assert run_forked(go_on) == 0
             assert not set(first) & set(next(epoch).indices.tolist())
 
 
@@ -588,16 +586,13 @@ def test_a_forked_child_refreshes_whatever_its_parent_was_at(tmp_path):
     path = str(tmp_path / "volume")
     dlfs.format_volume(path, size_bytes=8 * MIB, chunk_bytes=16 * KIB)
     with dlfs.open(path) as opened:
+
+        def refresh():  # it must not wait for a thread that it has not got
+            opened.refresh()
+            assert opened.datasets() == []
+
         with opened._mutex:  # as another thread of the parent may hold it
-            child = os.fork()
-            if child == 0:
-                signal.alarm(60)  # it must not wait for a thread that it has not got
-                try:
-                    opened.refresh()
-                    os._exit(0 if opened.datasets() == [] else 2)
-                finally:
-                    os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert run_forked(refresh) == 0
 
 
 # ---- names ---------------------------------------------------------------------------------------
@@ -650,10 +645,7 @@ def test_the_datasets_of_a_volume_share_a_budget_in_each_process(tmp_path):
         with opened["one"] as one, opened["two"] as two, opened["one"] as again:
             for number, dataset in enumerate((one, two, again)):
                 assert fill(opened, dataset, budget) == number + 1
-            pid = os.fork()
-            if pid == 0:
-                os._exit(0 if fill(opened, one, budget) == 1 else 1)
-            assert os.waitpid(pid, 0)[1] == 0
+            assert call_forked(fill, opened, one, budget) == 1
             assert memory_of(opened)["readers"] == 3
         assert memory_of(opened) is None  # freed with the last dataset
 
