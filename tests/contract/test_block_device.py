@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -46,6 +45,7 @@ from tests.spdk import target as spdk
 from tests.support.devices import FaultyDevice, RecordingDevice
 from tests.support.forked import run_forked
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
+from tests.support.scripts import hear, running
 
 SIZE_BYTES = 2 * MIB
 LEASE_TIMES = LeaseTimes(renew_s=0.1, valid_s=20, drain_s=20, claim_s=0.25, poll_s=0.02)
@@ -522,15 +522,10 @@ def test_a_lock_ends_with_its_process(opener: Opener) -> None:
         script = (
             "import os, signal, sys; from dlfs.block import open_device;"
             "d = open_device(sys.argv[1], writable=True); d.lock_exclusive('a dying writer');"
-            "sys.stdout.write('locked'); sys.stdout.flush(); sys.stdin.read()"
+            "print('locked', flush=True); sys.stdin.read()"
         )
-        with subprocess.Popen(
-            [sys.executable, "-c", script, device.uri],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        ) as writer:
-            assert writer.stdout is not None
-            assert writer.stdout.read(6) == b"locked"
+        with running(script, device.uri) as writer:
+            assert hear(writer) == "locked"
             with pytest.raises(LockedError, match=rf"a dying writer.*pid {writer.pid}"):
                 device.lock_exclusive("the next")
             writer.kill()

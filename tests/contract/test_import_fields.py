@@ -24,6 +24,7 @@ from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume.volume import Volume
 from tests.contract.importing import example_messages, frame
 from tests.support.files import tar
+from tests.support.shards import write_mds
 
 COUNT = 5
 TEXTS = ["", "nul \0 inside", "größer 大きい 🌍", "line\nbreak", "plain"]
@@ -161,26 +162,8 @@ def mds(folder: Path) -> Written:
     def vector(row: int) -> Any:
         return np.arange(row + 1, dtype=np.float32)
 
-    encoded = []
-    for row in range(COUNT):
-        parts = [(size, make(row)) for _, size, make in columns.values()]
-        sizes = [len(part) for size, part in parts if size is None]
-        encoded.append(np.array(sizes, "<u4").tobytes() + b"".join(part for _, part in parts))
-    ends = np.cumsum([0, *map(len, encoded)]) + 4 * (COUNT + 2) + 2
-    data = np.array([COUNT, *ends], "<u4").tobytes() + b"{}" + b"".join(encoded)
-    (folder / "shard.mds").write_bytes(data)
-    shard = {
-        "column_encodings": [kind for kind, _, _ in columns.values()],
-        "column_names": list(columns),
-        "column_sizes": [size for _, size, _ in columns.values()],
-        "compression": None,
-        "format": "mds",
-        "samples": COUNT,
-        "version": 2,
-        "zip_data": None,
-        "raw_data": {"basename": "shard.mds", "bytes": len(data), "hashes": {}},
-    }
-    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
+    rows = [[make(row) for _, _, make in columns.values()] for row in range(COUNT)]
+    write_mds(folder, {name: column[:2] for name, column in columns.items()}, rows)
     samples = [
         {
             "image": BLOBS[row],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from dlfs.errors import DeviceError, FormatError, UsageError
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume.volume import Volume
 from tests.contract.importing import example_messages, frame
+from tests.support.shards import write_mds
 
 
 def write_examples(folder: Path, *records: dict[str, Any]) -> Path:
@@ -53,22 +52,8 @@ def write_hdf5(folder: Path, **arrays: Any) -> Path:
     return folder / "x.h5"
 
 
-def write_mds(folder: Path, encoding: str, *values: bytes) -> Path:
-    rows = [struct.pack("<I", len(value)) + value for value in values]
-    ends = np.cumsum([0, *map(len, rows)]) + 4 * (len(rows) + 2)
-    data = np.array([len(rows), *ends], "<u4").tobytes() + b"".join(rows)
-    (folder / "shard.mds").write_bytes(data)
-    shard = {
-        "column_encodings": [encoding],
-        "column_names": ["x"],
-        "column_sizes": [None],
-        "format": "mds",
-        "samples": len(rows),
-        "version": 2,
-        "raw_data": {"basename": "shard.mds", "bytes": len(data), "hashes": {}},
-    }
-    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
-    return folder
+def write_column(folder: Path, encoding: str, *values: bytes) -> Path:
+    return write_mds(folder, {"x": (encoding, None)}, [[value] for value in values])
 
 
 GOOD = {"a": [1, 2], "b": [b"abcd"]}
@@ -138,13 +123,13 @@ DAMAGED: list[tuple[Callable[[Path], Path], dict[str, str], type[Exception], str
         r"0\.parquet: expected bytes, .* in field b, got list<.*string>; b:text stores",
     ),
     (
-        lambda at: write_mds(at, "str", b"a", b"\xff"),
+        lambda at: write_column(at, "str", b"a", b"\xff"),
         {"fields": "x"},
         FormatError,
         "mds: sample 1: f",
     ),
     (
-        lambda at: write_mds(at, "str_int", b"1", b"9" * 30),
+        lambda at: write_column(at, "str_int", b"1", b"9" * 30),
         {"fields": "x"},
         FormatError,
         r"shard\.mds: sample 1: field 'x': expected str_int: Python int too large",
@@ -199,13 +184,13 @@ DAMAGED: list[tuple[Callable[[Path], Path], dict[str, str], type[Exception], str
         r"0\.parquet: row 1: field 'a': expected lists of one length, got 1 and 2",
     ),
     (
-        lambda at: write_mds(at, "ndarray:int32", b"\x04\1abcd", b"\x04\1abcde"),
+        lambda at: write_column(at, "ndarray:int32", b"\x04\1abcd", b"\x04\1abcde"),
         {"fields": "x"},
         FormatError,
         r"shard\.mds: sample 1: field 'x': expected ndarray:int32: buffer size must be a multiple",
     ),
     (
-        lambda at: write_mds(at, "ndarray", b"\x01", b""),
+        lambda at: write_column(at, "ndarray", b"\x01", b""),
         {"fields": "x"},
         FormatError,
         r"shard\.mds: sample 0: field 'x': expected ndarray: expected the number of a type",
@@ -273,12 +258,12 @@ def test_values_that_do_not_fit_are_one_error(
             "expected a column or fields, got both",
         ),
         (
-            lambda at: write_mds(at, "str", b"a"),
+            lambda at: write_column(at, "str", b"a"),
             {"fields": "x", "column": "x"},
             "expected a column or fields, got both",
         ),
-        (lambda at: write_mds(at, "str", b"a"), {"fields": "y"}, "expected column y, got x"),
-        (lambda at: write_mds(at, "str", b"a"), {"fields": "y*"}, "expected column y\\*, got x"),
+        (lambda at: write_column(at, "str", b"a"), {"fields": "y"}, "expected column y, got x"),
+        (lambda at: write_column(at, "str", b"a"), {"fields": "y*"}, "expected column y\\*, got x"),
         (
             lambda at: write_archives(at, {"a": ARRAY}),
             {"fields": "a", "samples": "arrays"},

@@ -11,16 +11,16 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from dlfs.base.units import MIB
 from dlfs.block import open_device
 from dlfs.block.lease import LeaseTimes
+from tests.support.scripts import hear, running, tell
 from tests.support.stopping import stop_process
 from tests.support.writers import format_times
 
@@ -89,8 +89,7 @@ class Scene:
     cut: Callable[[bool], None] | None = None
 
 
-@contextmanager
-def _writer(scene: Scene, clock: str) -> Iterator[subprocess.Popen[str]]:
+def _writer(scene: Scene, clock: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
     arguments = [
         scene.writer_uri,
         format_times(scene.times),
@@ -98,24 +97,12 @@ def _writer(scene: Scene, clock: str) -> Iterator[subprocess.Popen[str]]:
         clock,
         str(SEED),
     ]
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    return running(WRITER, *arguments)
 
 
-def _ask(process: subprocess.Popen[str]) -> str:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return process.stdout.readline().strip()
+def _ask(process: subprocess.Popen[bytes]) -> str:
+    tell(process)
+    return hear(process)
 
 
 def _take_over(scene: Scene) -> None:
@@ -126,13 +113,12 @@ def _take_over(scene: Scene) -> None:
         device.flush()
 
 
-def _play_round(scene: Scene, process: subprocess.Popen[str], chance: random.Random) -> bool:
+def _play_round(scene: Scene, process: subprocess.Popen[bytes], chance: random.Random) -> bool:
     """Stop the writer at a random moment, and check that it writes nothing after it continues.
 
     Returns:
         False if the writer got no lease, since the machine was too slow.
     """
-    assert process.stdout is not None
     answer = _ask(process)
     if answer == "over":
         return False
@@ -145,7 +131,7 @@ def _play_round(scene: Scene, process: subprocess.Popen[str], chance: random.Ran
         _take_over(scene)
     finally:
         process.send_signal(signal.SIGCONT)
-    assert process.stdout.readline() == "over\n"
+    assert hear(process) == "over"
     assert scene.contents().strip(NEW) == b""
     return True
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import struct
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from tests.support.nvme import Event, Fault, FaultScript, Namespace, ScriptedTar
 from tests.support.nvme.authentication import GROUPS, HASHES, Authentication
 from tests.support.nvme.faults import Cut, Silence
 from tests.support.nvme.scripted import DEFAULT_NQN
+from tests.support.scripts import hear, running, tell
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(60)
@@ -323,14 +322,10 @@ def test_keys_do_not_stay_in_memory_after_an_authentication(mutual: Authenticati
     secrets = [base64.b64decode(text)[:-4] for text in texts]
     with target_of(mutual) as target:
         uri = target.uri(dhchap_key="host", dhchap_ctrl_key="controller")
-        command = [sys.executable, "-c", HOLDER, uri]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+        with running(HOLDER, uri) as process:
             for _ in range(3):
-                process.stdin.write("again\n")
-                process.stdin.flush()
-                assert process.stdout.readline() == "\n"
+                tell(process)
+                assert hear(process) == ""
             seen = b"".join(memory_of(process.pid))
-            process.stdin.close()
         assert DEFAULT_NQN.encode() in seen  # it was looked at
         assert not [piece for piece in (*texts, *secrets) if piece[:16] in seen]

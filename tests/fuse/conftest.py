@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dlfs._native.fuse import is_built
 from dlfs.base.units import MIB
 from dlfs.mount.supervise import background
-from tests.fuse.forking import Starter
 from tests.fuse.keeping import make_volume
 from tests.fuse.mounting import (
     EMPTY_DIRECTORIES,
@@ -26,20 +26,16 @@ from tests.fuse.mounting import (
     sample_tree,
     served_by,
 )
+from tests.support.processes import MountServer
 from tests.support.volumes import new_volume
 
 
-@pytest.fixture(scope="session")
-def starter() -> Iterator[Starter]:
-    with contextlib.closing(Starter()) as made:
-        yield made
-
-
 @pytest.fixture(scope="module", autouse=True)
-def quick_servers(starter: Starter) -> Iterator[None]:
+def quick_servers() -> Iterator[None]:
     """Have the background servers of mounts start in a moment, where they start in this process."""
+    quick = SimpleNamespace(**{**vars(subprocess), "Popen": MountServer})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(background, "subprocess", starter)
+        patch.setattr(background, "subprocess", quick)
         yield
 
 

@@ -7,8 +7,6 @@ import errno
 import mmap
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +33,7 @@ from tests.fuse.mounting import (
 )
 from tests.service.serving import Service
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
+from tests.support.scripts import hear, running
 from tests.support.volumes import write_dataset
 from tests.support.waiting import wait_for
 
@@ -245,16 +244,9 @@ def other_mount(folder: Path, volume: Path) -> Iterator[Mount]:
 def working_in(directory: Path) -> Iterator[int]:
     """Run a process whose working directory is a directory of a mount; yield its ID."""
     code = "import sys; print(1, flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=directory,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    with running(code, cwd=directory) as process:
+        hear(process)
         yield process.pid
-        process.communicate()
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from dlfs.errors import DlfsError
 from dlfs.fields import FieldType, fields_of_json
 from dlfs.ingest.registry import find_format, make_options
 from tests.support.files import tar
+from tests.support.shards import write_mds
 
 EXAMPLES = int(os.environ.get("DLFS_TEST_EXAMPLES", "15"))
 examples = settings(max_examples=EXAMPLES, deadline=None)
@@ -240,35 +241,6 @@ ENCODINGS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], bytes], int |
 """Values, encoder and fixed size of each encoding. Source: MosaicML's dataset format."""
 
 
-def write_mds(place: Path, kinds: list[str], rows: list[list[Any]]) -> Path:
-    names = [f"c{i}" for i in range(len(kinds))]
-    samples = []
-    for row in rows:
-        parts = [ENCODINGS[kind][1](value) for kind, value in zip(kinds, row, strict=True)]
-        sizes = [
-            len(part) for part, kind in zip(parts, kinds, strict=True) if ENCODINGS[kind][2] is None
-        ]
-        samples.append(np.array(sizes, "<u4").tobytes() + b"".join(parts))
-    ends = np.cumsum([0, *map(len, samples)]) + 4 * (len(rows) + 2)
-    data = np.array([len(rows), *ends], "<u4").tobytes() + b"".join(samples)
-    shard = {
-        "column_encodings": kinds,
-        "column_names": names,
-        "column_sizes": [ENCODINGS[kind][2] for kind in kinds],
-        "compression": None,
-        "format": "mds",
-        "hashes": [],
-        "raw_data": {"basename": "shard.00000.mds", "bytes": len(data), "hashes": {}},
-        "samples": len(rows),
-        "size_limit": None,
-        "version": 2,
-        "zip_data": None,
-    }
-    (place / "shard.00000.mds").write_bytes(data)
-    (place / "index.json").write_text(json.dumps({"shards": [shard], "version": 2}))
-    return place
-
-
 @examples
 @given(st.data())
 def test_mds_columns_are_their_encoding(data: st.DataObject) -> None:
@@ -276,7 +248,10 @@ def test_mds_columns_are_their_encoding(data: st.DataObject) -> None:
     row = st.tuples(*(ENCODINGS[kind][0] for kind in kinds)).map(list)
     rows = data.draw(st.lists(row, min_size=1, max_size=5))
     with folder() as place:
-        write_mds(place, kinds, rows)
+        columns = {f"c{i}": (kind, ENCODINGS[kind][2]) for i, kind in enumerate(kinds)}
+        encoders = [ENCODINGS[kind][1] for kind in kinds]
+        encoded = [[f(value) for f, value in zip(encoders, row, strict=True)] for row in rows]
+        write_mds(place, columns, encoded)
         got, error = attempt(place, "mds", fields=("*",), attributes=())
         dimensions = [
             {value[i].ndim for value in rows} for i, k in enumerate(kinds) if k == "ndarray:float32"

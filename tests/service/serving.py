@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -11,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -196,34 +194,3 @@ def be_stranger(results: Connection, uri: str, groups: tuple[int, ...]) -> None:
         results.send(dlfs.connect(uri, timeout_s=SECONDS_MAX).label)
     except dlfs.DeviceError as error:
         results.send(f"{error.errno} {error}")
-
-
-@contextlib.contextmanager
-def client(script: str, *arguments: str, **popen: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a script in a process of its own, talked to over pipes."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-        **popen,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def hear(process: subprocess.Popen[bytes]) -> str:
-    """Return the next line that a client prints."""
-    assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], SECONDS_MAX)
-    assert ready, f"heard nothing for {SECONDS_MAX} s"
-    return process.stdout.readline().decode().strip()
-
-
-def tell(process: subprocess.Popen[bytes], line: str = "go") -> None:
-    """Send a line to a client, which then continues."""
-    assert process.stdin is not None
-    process.stdin.write(line.encode() + b"\n")

@@ -30,8 +30,9 @@ from dlfs.service.protocol import (
     OpenChannel,
     OpenDataset,
 )
-from tests.service.serving import Service, client, hear, make_samples, make_volume, tell
+from tests.service.serving import Service, make_samples, make_volume
 from tests.support.descriptors import open_names
+from tests.support.scripts import hear, running, tell
 from tests.support.waiting import wait_for
 
 SAMPLES = make_samples(60)
@@ -125,14 +126,14 @@ for call in (lambda: attach({service.uri!r}, {second!r}), lambda: detach({servic
     except dlfs.DeviceError as error:
         print(error.errno, flush=True)
 """
-    with client(script) as process:
+    with running(script) as process:
         assert [hear(process), hear(process)] == [str(errno.EACCES)] * 2
     assert names(service) == ["first"]
 
 
 def test_a_volume_in_use_is_taken_by_force_only(serve: Serve, first: str, second: str) -> None:
     service = serve(first, second)
-    with client(_READER, service.uri, "second") as process:
+    with running(_READER, service.uri, "second") as process:
         assert hear(process) == "open"
         with pytest.raises(DeviceError, match=f"processes read it: {process.pid}") as caught:
             detach(service.uri, "second")

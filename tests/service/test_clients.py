@@ -16,8 +16,9 @@ import pytest
 import dlfs
 from dlfs.errors import LimitError, ServiceLostError
 from dlfs.service import session
-from tests.service.serving import Hurry, Service, client, hear, make_volume, tell
+from tests.service.serving import Hurry, Service, make_volume
 from tests.support.forked import run_forked
+from tests.support.scripts import hear, running, tell
 from tests.support.stopping import stop_process
 from tests.support.waiting import wait_for
 
@@ -61,7 +62,7 @@ ENVIRONMENT = {**os.environ, "PYTHONHASHSEED": "0"}
 def expected_total(volume: str, rank: int) -> str:
     """Return what ``READER`` prints in a process with the devices."""
     script = READER.replace("dlfs.connect(uri)", "dlfs.open(uri)")
-    with client(script, volume, str(rank), env=ENVIRONMENT) as process:
+    with running(script, volume, str(rank), env=ENVIRONMENT) as process:
         assert hear(process) == "open"
         tell(process)
         return hear(process)
@@ -83,7 +84,7 @@ def test_processes_share_one_directory_and_one_cache(
     service = serve(volume)
     with ExitStack() as stack:
         readers = [
-            stack.enter_context(client(READER, service.uri, str(rank), env=ENVIRONMENT))
+            stack.enter_context(running(READER, service.uri, str(rank), env=ENVIRONMENT))
             for rank in range(4)
         ]
         assert [hear(reader) for reader in readers] == ["open"] * 4
@@ -148,7 +149,7 @@ def test_a_greedy_client_is_limited_and_stops_no_other_client(
     serve: Callable[..., Service], volume: str, samples: dict[bytes, bytes]
 ) -> None:
     service = serve(volume, options=("--cache", "64KiB"))
-    with client(GREEDY, service.uri) as greedy:
+    with running(GREEDY, service.uri) as greedy:
         assert hear(greedy) == "full"
         wait_for(lambda: len(service.clients()) == 1, "its volume's connection to be forgotten")
         (entry,) = service.clients()

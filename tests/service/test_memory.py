@@ -14,7 +14,8 @@ import pytest
 
 import dlfs
 from dlfs.base.units import KIB, MIB
-from tests.service.serving import Service, add_dataset, client, hear, make_samples, tell
+from tests.service.serving import Service, add_dataset, make_samples
+from tests.support.scripts import hear, running, tell
 from tests.support.waiting import wait_for
 
 VERSIONS = 20
@@ -126,7 +127,7 @@ def test_versions_and_choices_of_fields_share_the_memory(
         bounds = np.linspace(1, VERSIONS + 1, PROCESSES + 1, dtype=int).tolist()
         readers = [
             stack.enter_context(
-                client(READ_FIELDS, service.uri, str(first), str(end), str(SAMPLES), *CHOICES)
+                running(READ_FIELDS, service.uri, str(first), str(end), str(SAMPLES), *CHOICES)
             )
             for first, end in itertools.pairwise(bounds)
         ]
@@ -177,7 +178,7 @@ def test_a_client_that_holds_resident_batches(
     service = serve(path, options=("--cache", str(cache_bytes)))
     bound_bytes = arena_bound(cache_bytes)
     expected = {"one": None, "two": list(make_small(7).values())}
-    with client(HOLD, service.uri, "one") as holder:
+    with running(HOLD, service.uri, "one") as holder:
         assert hear(holder) == "holds"
         if ends == "stopped":
             os.kill(holder.pid, signal.SIGSTOP)

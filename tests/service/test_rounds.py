@@ -11,7 +11,8 @@ import pytest
 import dlfs
 from dlfs.errors import NotFoundError
 from dlfs.service.client import attach, detach
-from tests.service.serving import Service, add_dataset, client, hear, make_samples, make_volume
+from tests.service.serving import Service, add_dataset, make_samples, make_volume
+from tests.support.scripts import hear, running
 from tests.support.waiting import wait_for
 
 SAMPLES = make_samples(60)
@@ -32,7 +33,7 @@ def do_everything(service: Service, other: str) -> None:
         if not child:
             os._exit(0)
         os.waitpid(child, 0)
-    with client(READER, service.uri) as process:
+    with running(READER, service.uri) as process:
         assert hear(process) == "reading"
     attach(service.uri, other)
     add_dataset(other, SAMPLES, "new")

@@ -33,9 +33,7 @@ os.execv(sys.executable, [sys.executable, "-m", "dlfs.cli", "serve", *sys.argv[1
 
 def refused(*arguments: str) -> tuple[int, str]:
     """Run a service that cannot start; return its exit code and output."""
-    done = subprocess.run(
-        [sys.executable, *PROGRAM, "serve", *arguments], capture_output=True, text=True, check=False
-    )
+    done = run_cli("serve", *arguments, alone=True)
     return done.returncode, done.stderr
 
 

@@ -19,7 +19,8 @@ import signal
 import threading
 from ctypes import byref
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal, NoReturn
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from dlfs._native.device import NativeDevice, device_handle
 from dlfs._native.library import check
@@ -53,6 +54,11 @@ RECORDED_BYTES_MAX = 256 * MIB
 """Largest size of a device whose initial contents are recorded in memory."""
 
 
+def _of_inner(name: str) -> Any:
+    """Return a property that is the inner device's."""
+    return property(attrgetter(f"inner.{name}"))
+
+
 class WrappingDevice(Closing):
     """Forwards everything to an inner device, with hooks around writes and flushes."""
 
@@ -74,55 +80,16 @@ class WrappingDevice(Closing):
     def before_read(self) -> None:
         """Called before a read through Python is forwarded."""
 
-    @property
-    def uri(self) -> str:
-        """URI of the inner device."""
-        return self.inner.uri
-
-    @property
-    def identity(self) -> str:
-        """Identity of the inner device."""
-        return self.inner.identity
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the inner device."""
-        return self.inner.size_bytes
-
-    @property
-    def block_bytes(self) -> int:
-        """Block size of the inner device."""
-        return self.inner.block_bytes
-
-    @property
-    def writable(self) -> bool:
-        """True if the inner device is writable."""
-        return self.inner.writable
-
-    @property
-    def operation_timeout_ms(self) -> int:
-        """Upper bound of one operation of the inner device."""
-        return self.inner.operation_timeout_ms
-
-    @property
-    def drops_reads(self) -> bool:
-        """True if closing a queue pair ends its reads."""
-        return self.inner.drops_reads
-
-    @property
-    def queue_pairs_max(self) -> int:
-        """Most queue pairs of the inner device."""
-        return self.inner.queue_pairs_max
-
-    @property
-    def gap_bytes(self) -> int:
-        """Bytes that cost as much as one more request of the inner device."""
-        return self.inner.gap_bytes
-
-    @property
-    def native(self) -> NativeDevice:
-        """The inner device's libdlfs device, with which native readers bypass this wrapper."""
-        return self.inner.native
+    uri = _of_inner("uri")
+    identity = _of_inner("identity")
+    size_bytes = _of_inner("size_bytes")
+    block_bytes = _of_inner("block_bytes")
+    writable = _of_inner("writable")
+    operation_timeout_ms = _of_inner("operation_timeout_ms")
+    drops_reads = _of_inner("drops_reads")
+    queue_pairs_max = _of_inner("queue_pairs_max")
+    gap_bytes = _of_inner("gap_bytes")
+    native = _of_inner("native")
 
     def queue_pair(self, depth: int) -> QueuePair:
         """Create a queue pair of the inner device whose writes call the hooks."""

@@ -6,14 +6,20 @@ for PyTorch. What such a process receives is pickled, as with ``spawn``.
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import Self
+
+DESCRIPTOR_MIN = 200
+"""Above the numbers of descriptors that a program is to have."""
 
 
 class _Process(ForkServerProcess):
@@ -43,7 +49,9 @@ preload(
     "pytest",  # which is the main module of such a process, too
     "dlfs.cli.commands",
     "dlfs.cli.streams",
-    "dlfs.mount.server",
+    "dlfs.mount.native_server",
+    "dlfs.mount.pyfuse3_server",
+    "dlfs.mount.supervise.daemon",
     "dlfs.service.client",
     "dlfs.service.process",
     "dlfs.volume.volume",
@@ -64,13 +72,13 @@ class DlfsProcess:
     """
 
     def __init__(self, *arguments: str, log: Path) -> None:
-        receiving, sending = PROCESSES.Pipe(duplex=False)
-        with receiving, sending:
-            self._process = PROCESSES.Process(
-                target=_run, args=(sending, log, Path.cwd(), dict(os.environ), arguments)
-            )
-            self._process.start()
-            self.stdout = os.fdopen(os.dup(receiving.fileno()), "rb", buffering=0)
+        from dlfs.cli import main
+
+        output, its_output = os.pipe()
+        with log.open("ab") as errors, os.fdopen(its_output, "wb"):
+            descriptors = {1: its_output, 2: errors.fileno()}
+            self._process = _start(main, arguments, os.environ, descriptors)
+        self.stdout = os.fdopen(output, "rb", buffering=0)
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -96,20 +104,77 @@ class DlfsProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(
-    output: Connection,
-    log: Path,
-    folder: Path,
-    environment: dict[str, str],
-    arguments: tuple[str, ...],
-) -> None:
-    from dlfs.cli import main
+class MountServer:
+    """A background server of a mount, as ``subprocess.Popen`` starts it: the ends of two pipes."""
 
-    os.dup2(output.fileno(), 1)
-    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-    output.close()
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        pass_fds: Sequence[int],
+        env: Mapping[str, str],
+        **_streams: object,
+    ) -> None:
+        (its_input, requests), (output, its_output) = os.pipe(), os.pipe()
+        with os.fdopen(its_input), os.fdopen(its_output, "w"):
+            descriptors = {0: its_input, 1: its_output, 2: its_output}
+            descriptors |= dict(zip(pass_fds, pass_fds, strict=True))
+            arguments = command[command.index("-m") + 2 :]
+            _start(_serve_mount, arguments, env, descriptors)
+        self.stdin = os.fdopen(requests, "w")
+        self.stdout = os.fdopen(output, errors="replace")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stdout.close()
+        self.stdin.close()
+
+
+def _serve_mount() -> None:
+    from dlfs.mount.supervise import daemon
+
+    daemon._become_daemon()
+    daemon.main()
+
+
+def _start(
+    main: Callable[[], None],
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    descriptors: Mapping[int, int],
+) -> ForkServerProcess:
+    """Start a process that runs a program, with descriptors by the numbers that it is to have."""
+    given = {number: Connection(os.dup(each)) for number, each in descriptors.items()}
+    settings = (Path.cwd(), os.sched_getaffinity(0), dict(environment), ["dlfs", *arguments])
+    process = PROCESSES.Process(target=_run, args=(main, given, *settings))
+    process.start()
+    return process
+
+
+def _run(
+    main: Callable[[], None],
+    given: dict[int, Connection],
+    folder: Path,
+    processors: set[int],
+    environment: dict[str, str],
+    words: list[str],
+) -> None:
+    # Not before all are out of the way: the number of one may be wanted for another.
+    moved = {
+        number: fcntl.fcntl(each.fileno(), fcntl.F_DUPFD, DESCRIPTOR_MIN)
+        for number, each in given.items()
+    }
+    for each in given.values():
+        each.close()
+    for number, descriptor in moved.items():
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.stdin = os.fdopen(0, closefd=False)
     os.chdir(folder)
+    os.sched_setaffinity(0, processors)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["dlfs", *arguments]
+    sys.argv = words
     main()

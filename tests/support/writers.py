@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from unittest import mock
 
 from dlfs.block.lease import LeaseTimes
+from tests.support.scripts import hear, running
 
 PURPOSE = "a dying writer"
 """Name of the writer in its lock record."""
@@ -39,17 +39,9 @@ def locked_writer(uri: str, times: LeaseTimes) -> Iterator[subprocess.Popen[byte
         uri: URI of the device.
         times: durations of the process's lease.
     """
-    with subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, uri, format_times(times)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"locked\n"
-            yield process
-        finally:
-            process.kill()
+    with running(_PROGRAM, uri, format_times(times)) as process:
+        assert hear(process) == "locked"
+        yield process
 
 
 def other_writer() -> AbstractContextManager[object]:

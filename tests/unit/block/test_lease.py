@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,9 @@ from dlfs.block.lease import CLAIM_ROUNDS_MAX, Lease, LeaseTimes
 from dlfs.block.lock import EXPIRY_MS_MAX, HolderRecord, LeaseMark
 from dlfs.errors import DeviceError, DeviceTimeoutError, LeaseLostError, LockedError, UsageError
 from tests.support.forked import run_forked
+from tests.support.scripts import hear, running
 from tests.support.shared import SharedFileDevice
+from tests.support.writers import format_times
 
 TIMES = LeaseTimes()
 
@@ -472,14 +472,9 @@ sys.stdin.read()
 def test_a_killed_writers_lease_expires(
     path: Path, opener: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
-    times = MORTAL
-    numbers = f"{times.renew_s},{times.valid_s},{times.drain_s},{times.claim_s},{times.poll_s}"
-    device = opener(times)
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, path, numbers], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == b"locked\n"
+    device = opener(MORTAL)
+    with running(HOLDER, str(path), format_times(MORTAL)) as writer:
+        assert hear(writer) == "locked"
         with pytest.raises(LockedError, match=rf"a dying writer on host .* pid {writer.pid} "):
             device.lock_exclusive("the next")
         writer.kill()

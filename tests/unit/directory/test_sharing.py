@@ -29,6 +29,7 @@ from dlfs.directory import (
 )
 from dlfs.errors import ChecksumError, ClosedError, DeviceError, FormatError, UsageError
 from tests.support.files import flip_bit
+from tests.support.scripts import hear, tell
 
 CHUNK = 4096
 PATHS = [b"d/%05d" % n for n in range(3000)]
@@ -119,17 +120,14 @@ class Process:
             [sys.executable, "-c", SCRIPT, *arguments, mode],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
+            bufsize=0,
         )
 
     def hear(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        return hear(self.process)
 
     def go_on(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        tell(self.process)
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

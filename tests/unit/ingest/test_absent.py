@@ -11,22 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tfrecord import TFRecordWriter
 
 from dlfs.errors import FormatError
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume.volume import Volume
 from tests.support.files import tar
+from tests.support.shards import write_examples
 from tests.unit.ingest.taking import take
 
 KINDS = {"b": "byte", "t": "byte", "i": "int", "f": "float", "v": "float"}
 
 
-def write_examples(path: Path, *records: dict[str, Any]) -> Path:
-    writer = TFRecordWriter(str(path))
-    for record in records:
-        writer.write({name: (value, KINDS[name]) for name, value in record.items()})
-    writer.close()
+def write_records(path: Path, *records: dict[str, Any]) -> Path:
+    kinds = [{name: (value, KINDS[name]) for name, value in each.items()} for each in records]
+    write_examples(path, kinds)
     if path.suffix == ".gz":
         path.write_bytes(gzip.compress(path.read_bytes()))
     return path
@@ -51,7 +49,7 @@ def test_tfrecords_that_lack_a_feature(
         return
     records = [dict(WHOLE) for _ in range(4)]
     del records[at][lacks]
-    path = write_examples(tmp_path / f"x{suffix}", *records)
+    path = write_records(tmp_path / f"x{suffix}", *records)
     with pytest.raises(FormatError, match=rf"x\..*: record {at}: expected feature {lacks}, got"):
         take(open_source(path, options=USED[how]))
     source = open_source(path, options={**USED[how], "nulls": "skip"})
@@ -78,7 +76,7 @@ def test_tfrecords_that_lack_a_feature(
 
 def test_tfrecords_with_empty_features_and_declared_types(tmp_path: Path, volume: Volume) -> None:
     records = [{**WHOLE, "i": [], "v": []}, {**WHOLE, "i": [5], "v": [1.0, 2.0]}, {"b": []}]
-    path = write_examples(tmp_path / "x.tfrecord", *records)
+    path = write_records(tmp_path / "x.tfrecord", *records)
     options = {"fields": "b,t:text,i:i8[],v:f4[2]", "nulls": "default"}
     with pytest.raises(FormatError, match=r"record 0: expected <i8\[\] in feature i, got no value"):
         take(open_source(path, options={**options, "nulls": "error"}))
@@ -92,7 +90,7 @@ def test_tfrecords_with_empty_features_and_declared_types(tmp_path: Path, volume
         assert list(values["t"]) == ["text", "text", ""]
         assert np.asarray(values["i"]).tolist() == [0, 5, 0]
         assert str(np.asarray(values["v"]).tolist()) == "[[nan, nan], [1.0, 2.0], [nan, nan]]"
-    nothing = write_examples(tmp_path / "y.tfrecord", {"b": b"1"}, {"b": b"2"})
+    nothing = write_records(tmp_path / "y.tfrecord", {"b": b"1"}, {"b": b"2"})
     with pytest.raises(FormatError, match="record 0: expected feature t in a record, got none in"):
         take(open_source(nothing, options={"fields": "b,t", "nulls": "default"}))
     source = open_source(nothing, options={"fields": "b,t", "nulls": "skip"})

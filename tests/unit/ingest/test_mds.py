@@ -33,6 +33,7 @@ from dlfs.ingest.formats.mds import MdsOptions
 from dlfs.ingest.importer import open_source
 from dlfs.volume.volume import Volume
 from tests.support.files import cut, flip_bit, write_at
+from tests.support.shards import encode_mds
 from tests.unit.ingest.taking import import_all, import_by_command, refused, take
 
 GOLDEN_CONFIG = (
@@ -96,20 +97,8 @@ def attributes(i: int) -> dict[str, Any]:
     return {name: value for name, value in row(i).items() if name not in ("image", "meta")}
 
 
-def encode(rows: list[dict[str, Any]], config: bytes = b"{}") -> bytes:
-    """A shard after the layout."""
-    samples = []
-    for values in rows:
-        parts = [ENCODERS[kind](values[name]) for name, (kind, _) in COLUMNS.items()]
-        sizes = [
-            len(part)
-            for part, (_, fixed) in zip(parts, COLUMNS.values(), strict=True)
-            if fixed is None
-        ]
-        samples.append(np.array(sizes, "<u4").tobytes() + b"".join(parts))
-    ends = np.cumsum([0, *map(len, samples)]) + 4 * (len(rows) + 2) + len(config)
-    head = np.array([len(rows), *ends], "<u4").tobytes()
-    return head + config + b"".join(samples)
+def encode(i: int) -> list[bytes]:
+    return [ENCODERS[kind](row(i)[name]) for name, (kind, _) in COLUMNS.items()]
 
 
 def write(folder: Path, compression: str | None = None, hashes: bool = True) -> Path:
@@ -117,7 +106,8 @@ def write(folder: Path, compression: str | None = None, hashes: bool = True) -> 
     folder.mkdir()
     shards = []
     for number, first in enumerate(range(0, COUNT, 80)):
-        raw = encode([row(i) for i in range(first, min(first + 80, COUNT))])
+        rows = [encode(i) for i in range(first, min(first + 80, COUNT))]
+        raw = encode_mds([size for _, size in COLUMNS.values()], rows)
         files = {"raw_data": (f"shard.{number:05d}.mds", raw)}
         if compression is not None:
             name = f"shard.{number:05d}.mds.{compression.partition(':')[0]}"

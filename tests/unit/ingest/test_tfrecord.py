@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tfrecord import TFRecordWriter, tfrecord_loader
+from tfrecord import tfrecord_loader
 
 from dlfs.errors import (
     ChecksumError,
@@ -36,6 +36,7 @@ from dlfs.ingest.formats.tfrecord.source import (
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.volume.volume import Volume
 from tests.support.files import cut, flip_bit
+from tests.support.shards import write_examples
 from tests.unit.ingest.taking import (
     contents,
     import_all,
@@ -63,21 +64,19 @@ def frame(data: bytes) -> bytes:
     )
 
 
-def write_examples(path: Path, first: int = 0, count: int = 60) -> Path:
+def write_images(path: Path, first: int = 0, count: int = 60) -> Path:
     """Examples, by the package ``tfrecord``."""
-    writer = pytest.importorskip("tfrecord.writer").TFRecordWriter(str(path))
-    for i in range(first, first + count):
-        writer.write(
-            {
-                "image/encoded": (IMAGES[i], "byte"),
-                "image/name": (f"n{i % 3}/{i}.jpg".encode(), "byte"),
-                "label": (i - 30, "int"),
-                "weight": (i / 4, "float"),
-                "boxes": ([1.0, 2.0], "float"),
-            }
-        )
-    writer.close()
-    return path
+    features = [
+        {
+            "image/encoded": (IMAGES[i], "byte"),
+            "image/name": (f"n{i % 3}/{i}.jpg".encode(), "byte"),
+            "label": (i - 30, "int"),
+            "weight": (i / 4, "float"),
+            "boxes": ([1.0, 2.0], "float"),
+        }
+        for i in range(first, first + count)
+    ]
+    return write_examples(path, features)
 
 
 def examples(prefix: str = "x") -> dict[str, Any]:
@@ -127,7 +126,7 @@ def test_shuffled_is_a_shuffle_of_all_records(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".tfrecord", ".tfrecord.gz", ".tfrecord.zlib"])
 def test_features_are_samples_and_attributes(volume: Volume, tmp_path: Path, suffix: str) -> None:
-    plain = write_examples(tmp_path / "x.tfrecord")
+    plain = write_images(tmp_path / "x.tfrecord")
     path = tmp_path / f"x{suffix}"
     if path != plain:
         pack = gzip.compress if suffix.endswith("gz") else zlib.compress
@@ -140,7 +139,7 @@ def test_features_are_samples_and_attributes(volume: Volume, tmp_path: Path, suf
 
 
 def test_the_command_takes_features(tmp_path: Path) -> None:
-    path = write_examples(tmp_path / "x.tfrecord")
+    path = write_images(tmp_path / "x.tfrecord")
     got = import_by_command(
         tmp_path, f"{path} V -o column=image/encoded -o attributes=label,weight -o path=image/name"
     )
@@ -149,7 +148,7 @@ def test_the_command_takes_features(tmp_path: Path) -> None:
 
 def test_shards_come_by_pattern_and_by_folder(tmp_path: Path) -> None:
     for part in range(3):
-        write_examples(tmp_path / f"x-{part:05d}-of-00003.tfrecord", part * 20, 20)
+        write_images(tmp_path / f"x-{part:05d}-of-00003.tfrecord", part * 20, 20)
     (tmp_path / "notes.txt").touch()
     by_pattern = take(open_source(f"{tmp_path}/x-*.tfrecord", options=EXAMPLE))
     by_folder = take(open_source(tmp_path, format_name="tfrecord", options=EXAMPLE))
@@ -160,7 +159,7 @@ def test_shards_come_by_pattern_and_by_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x.tfrecord.index", "x.tfrecord.idx", "x.idx", "x.tfindex"])
 def test_an_index_file_is_used(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_examples(tmp_path / "x.tfrecord")
+    path = write_images(tmp_path / "x.tfrecord")
     make = pytest.importorskip("tfrecord.tools.tfrecord2idx").create_index
     make(str(path), str(tmp_path / name))
     monkeypatch.setattr(tfrecord, "_scan", None)
@@ -293,7 +292,7 @@ def test_features_that_do_not_fit_name_file_and_record(
     volume: Volume, tmp_path: Path, options: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(globals(), "IMAGES", [bytes([255 - i]) for i in range(60)])
-    path = write_examples(tmp_path / "x.tfrecord")
+    path = write_images(tmp_path / "x.tfrecord")
     with refused(volume, FormatError, rf"{path}: record \d+: {message}"):
         import_all(volume, path, options=options)
 
@@ -307,10 +306,8 @@ def test_a_record_that_is_no_example_is_reported(volume: Volume, tmp_path: Path)
 
 @pytest.mark.parametrize("text", ["/etc/passwd", "a/../../b", ""])
 def test_paths_from_features_may_not_lead_out(volume: Volume, tmp_path: Path, text: str) -> None:
-    path = tmp_path / "x.tfrecord"
-    writer = pytest.importorskip("tfrecord.writer").TFRecordWriter(str(path))
-    writer.write({"image": (b"data", "byte"), "name": (text.encode(), "byte")})
-    writer.close()
+    features = {"image": (b"data", "byte"), "name": (text.encode(), "byte")}
+    path = write_examples(tmp_path / "x.tfrecord", [features])
     with refused(volume, FormatError, "x.tfrecord: record 0: expected"):
         import_all(volume, path, options={"column": "image", "path": "name"})
 
@@ -398,11 +395,7 @@ def test_records_larger_than_a_buffer_come_alone(tmp_path: Path) -> None:
 
 
 def write_sequences(path: Path, *records: tuple[dict[str, Any], dict[str, Any]]) -> Path:
-    writer = TFRecordWriter(str(path))
-    for context, steps in records:
-        writer.write(context, steps)
-    writer.close()
-    return path
+    return write_examples(path, *zip(*records, strict=True))
 
 
 def fields_of(volume: Volume, path: Path, fields: str) -> list[dict[str, Any]]:
@@ -455,11 +448,8 @@ def test_steps_that_are_no_array_are_named(volume: Volume, tmp_path: Path) -> No
 
 
 def test_features_of_only_some_records_are_not_dropped(volume: Volume, tmp_path: Path) -> None:
-    writer = TFRecordWriter(str(tmp_path / "x.tfrecord"))
-    writer.write({"a": (1, "int")})
-    writer.write({"a": (2, "int"), "b": (3, "int")})
-    writer.close()
-    path = tmp_path / "x.tfrecord"
+    features = [{"a": (1, "int")}, {"a": (2, "int"), "b": (3, "int")}]
+    path = write_examples(tmp_path / "x.tfrecord", features)
     with pytest.raises(FormatError, match="record 1: expected the features of the first record, a"):
         take(open_source(path, options={"fields": "*"}))
     with refused(volume, FormatError, "record [01]: expected"):

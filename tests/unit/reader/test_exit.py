@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.nvme import Event, Fault, FaultScript, ScriptedTarget
 from tests.support.nvme.faults import Silence
+from tests.support.scripts import hear, running, tell
 from tests.support.waiting import wait_for
 from tests.unit.store.nodes import make_volume, serve, subsystem
 
@@ -78,27 +79,15 @@ def test_a_program_ends_while_its_thread_reads(tmp_path: Path, what: str, how: s
     _, (path,) = make_volume(tmp_path, "v", 1)
     with ScriptedTarget([subsystem("a", [serve(path)])]) as target:
         uri = target.uri(timeout_ms=600_000, keepalive_ms=0)
-        program = subprocess.Popen(
-            [sys.executable, "-c", READING, how, what, uri],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        with program:
-            assert program.stdin is not None
-            assert program.stdout is not None
-            try:
-                assert program.stdout.readline() == "open\n"
-                script = FaultScript([Fault(Event.READ, Silence(), times=None)])
-                target.play(script)
-                print(file=program.stdin, flush=True)
-                wait_for(lambda: script.played, "a read that is not answered")
-                if how == "interrupt":
-                    program.send_signal(signal.SIGINT)
-                else:
-                    print(file=program.stdin, flush=True)
-                code = program.wait(EXIT_S)
-            finally:
-                program.kill()
+        with running(READING, how, what, uri, stderr=subprocess.DEVNULL) as program:
+            assert hear(program) == "open"
+            script = FaultScript([Fault(Event.READ, Silence(), times=None)])
+            target.play(script)
+            tell(program)
+            wait_for(lambda: script.played, "a read that is not answered")
+            if how == "interrupt":
+                program.send_signal(signal.SIGINT)
+            else:
+                tell(program)
+            code = program.wait(EXIT_S)
     assert code == {"exit": 3, "error": 1, "interrupt": -signal.SIGINT}[how]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import contextlib
 from pathlib import Path
 
 import pytest
 
 import dlfs
 from dlfs.errors import LockedError
+from tests.support.scripts import hear, running
 
 MIB = 1 << 20
 
@@ -38,22 +38,12 @@ def test_a_volume_that_other_processes_read_is_refused_under_any_name(volume: Pa
     code = f"import sys, dlfs; v = dlfs.open({str(volume)!r}); print(flush=True); sys.stdin.read()"
     link = volume.with_name("link.img")
     link.symlink_to(volume)
-    readers = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        for _ in range(4)
-    ]
-    try:
-        for reader in readers:
-            assert reader.stdout is not None
-            assert reader.stdout.readline() == b"\n"
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(running(code)) for _ in range(4)]
+        assert [hear(reader) for reader in readers] == [""] * 4
         told = rf"process {readers[0].pid} \(python.*\), .* and 1 more have it open"
         with pytest.raises(LockedError, match=told):
             dlfs.format_volume([str(link)], force=True)
-    finally:
-        for reader in readers:
-            reader.communicate()
     dlfs.format_volume([str(link)], force=True)
     with dlfs.open(str(volume)) as opened:
         assert opened.datasets() == []

@@ -6,7 +6,6 @@ import gc
 import os
 import pickle
 import select
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +25,7 @@ from dlfs.ingest.isolation.source import IsolatedSource
 from dlfs.ingest.registry import FORMATS
 from dlfs.ingest.source import SampleBlock
 from dlfs.volume.volume import Volume
+from tests.support.scripts import hear, running
 from tests.unit.ingest.array_writers import write_hdf5
 from tests.unit.ingest.isolation.failing_source import BLOCKS, ROWS, FailingOptions, block
 from tests.unit.ingest.taking import contents, import_by_command, refused
@@ -177,15 +177,9 @@ def test_the_process_ends_with_its_caller() -> None:
         "print(source._process.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )
-    caller = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert caller.stdout is not None
-    assert caller.stdin is not None
-    pid = int(caller.stdout.readline())
-    descriptor = os.pidfd_open(pid)
-    caller.send_signal(signal.SIGKILL)
-    caller.communicate()
+    with running(script) as caller:
+        descriptor = os.pidfd_open(int(hear(caller)))
+        caller.kill()
     assert select.select([descriptor], [], [], 60)[0]
     os.close(descriptor)
 
