@@ -75,6 +75,11 @@ class UnfinishedSteps:
         return self.steps[-1].header.window_count
 
     @property
+    def attributes_bytes(self) -> int:
+        """Sum of the lengths of the attribute segments."""
+        return sum(step.header.attributes_bytes for step in self.steps)
+
+    @property
     def path_bytes(self) -> int:
         """Sum of the lengths of all paths."""
         return sum(step.header.path_bytes for step in self.steps)

@@ -670,8 +670,10 @@ class DatasetWriter:
         """Reserve free chunks for the directory and the catalog of the samples so far."""
         overhead = self._overhead_chunks(self.sample_count, self._path_bytes, self.sample_bytes)
         if self._unfinished is not None and self.previous is None:
-            # The seal writes a directory of all samples before the journals become free.
-            record = self._unfinished.record
+            # The seal writes the directory and the attributes of all samples before the journals
+            # become free.
+            record, chunk_bytes = self._unfinished.record, self._transaction.geometry.chunk_bytes
+            overhead -= -self._unfinished.attributes_bytes // chunk_bytes
             overhead += self._overhead_chunks(
                 self.sample_count + record.sample_count,
                 self._path_bytes + self._unfinished.path_bytes,

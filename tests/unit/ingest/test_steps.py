@@ -282,6 +282,33 @@ def test_a_path_in_two_steps_is_refused_at_the_seal(tmp_path: Path) -> None:
             target.abandon("x")
 
 
+def test_a_full_volume_ends_a_step_and_not_the_seal(tmp_path: Path) -> None:
+    offsets, lengths = np.arange(500) * 100, np.full(500, 100)
+    outcomes = []
+    for size_bytes in range(3 * MIB, 4 * MIB, 256 * KIB):
+        path = tmp_path / f"{size_bytes}.img"
+        dlfs.format_volume(path, size_bytes=size_bytes, chunk_bytes=16 * KIB)
+        with dlfs.open(path) as target:
+            free_bytes = target.usage().free_bytes
+            writer = target.step_writer("x", {}, step_bytes=200_000, layout="path")
+            try:
+                for step in range(16):
+                    paths = [b"%d/%09d-%s" % (step, i, b"y" * 30) for i in range(500)]
+                    texts = [f"text {step * 500 + i}" for i in range(500)]
+                    columns = {"number": np.arange(500.0), "text": np.array(texts, object)}
+                    writer.add_batch(paths, bytes(50_000), offsets, lengths, attributes=columns)
+            except dlfs.SpaceError:
+                writer.abort()
+                outcomes.append("full")
+                target.abandon("x")
+                assert target.usage().free_bytes == free_bytes
+            else:
+                writer.seal()
+                outcomes.append("sealed")
+    assert outcomes == sorted(outcomes)
+    assert set(outcomes) == {"full", "sealed"}
+
+
 def test_attributes_keep_their_types_over_steps(tmp_path: Path) -> None:
     volume = fresh(tmp_path / "v.img")
     offsets, lengths = np.array([0, 60_000]), np.full(2, 60_000)
