@@ -93,7 +93,7 @@ def load_steps(base: Generation, record: DatasetRecord) -> UnfinishedSteps:
         DeviceError: a read failed.
     """
     steps = read_steps(base, record)
-    directory, table = _load_step(base, record, steps[-1])
+    directory, table = load_step(base, record, steps[-1])
     directory.close()
     return UnfinishedSteps.of(record, steps, table)
 
@@ -109,7 +109,7 @@ def load_samples(base: Generation, steps: UnfinishedSteps) -> PreviousVersion:
     addresses, lengths, crcs, columns = [], [], [], []
     parts = np.zeros(record.data_bytes // chunk_bytes, np.uint32)
     for step in steps.steps:
-        directory, table = _load_step(base, record, step)
+        directory, table = load_step(base, record, step)
         first = step.header.first_chunk
         with directory:
             paths += directory.names()
@@ -138,7 +138,7 @@ def _joined(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[
     return np.concatenate([np.empty(0, dtype), *arrays])
 
 
-def _load_step(
+def load_step(
     base: Generation, record: DatasetRecord, step: Step
 ) -> tuple[FrozenDirectory, AttributeTable]:
     """Read the directory and the attributes of a step, from the first copies that are right."""

@@ -548,6 +548,7 @@ class DatasetWriter:
             self.uuid, own_bytes, chunk_bytes=chunk_bytes, parts=self._packer.parts
         )
         before = self._unfinished and self._unfinished.record
+        others = [tag for tag in (before.tags if before else ()) if tag[0] != TAG_SOURCE]
         header = StepHeader(
             number=len(self._unfinished.steps) if self._unfinished else 0,
             first_chunk=before.data_bytes // chunk_bytes if before else 0,
@@ -578,7 +579,7 @@ class DatasetWriter:
             directory_runs=(),
             entries_bytes=0,
             names_bytes=0,
-            tags=((TAG_SOURCE, source),),
+            tags=((TAG_SOURCE, source), *others),
             state="unfinished",
             journal_runs=_joined(before.journal_runs if before else (), journal),
             journal_bytes=count_chunks(journal) * chunk_bytes

@@ -3,7 +3,8 @@
 Samples are read as whole chunks in storage order, at the sequential speed of the devices. Native
 code computes their checksums. Chunks that several versions share are read once. All bytes are read
 from media; caches are not used. Padding and free chunks are not checked, because nothing depends on
-them. A dataset that is removed during the verification is left out from then on.
+them. A dataset that is removed during the verification is left out from then on. Of an unfinished
+import, the journal and the samples of its steps are checked.
 
 With replicas, every copy is checked separately, and a finding names the member. A member that is
 missing, degraded or lost during the verification is one finding; its copies add none.
@@ -22,13 +23,15 @@ from dlfs._native.packing import sum_ranges
 from dlfs.attributes import AttributeTable, read_attributes
 from dlfs.connection.previous_version import SharedChunks
 from dlfs.connection.segment_loading import load_segment
+from dlfs.connection.unfinished import load_step
 from dlfs.directory import CheckedRanges, FrozenDirectory, checked_ranges
 from dlfs.errors import DeviceError, DlfsError, FormatError
 from dlfs.format.catalog import DatasetRecord
-from dlfs.format.geometry import DataSpace
+from dlfs.format.geometry import DataSpace, split_runs
 from dlfs.format.paths import display
 from dlfs.store.chunk_reader import CopyOrder, FailedRead, Window, scan_space
 from dlfs.store.info import describe_member
+from dlfs.store.journal import read_steps
 from dlfs.store.segments import read_segment
 from dlfs.store.transaction import Generation, load_generation, read_catalog
 
@@ -44,7 +47,8 @@ class Finding:
     """One defect.
 
     Attributes:
-        kind: ``member``, ``superblock``, ``catalog``, ``directory``, ``attributes`` or ``sample``.
+        kind: ``member``, ``superblock``, ``catalog``, ``directory``, ``attributes``, ``journal`` or
+            ``sample``.
         message: complete description of the defect.
         dataset: name of the dataset, if the defect is in one.
         version: version of that dataset.
@@ -79,7 +83,7 @@ def verify_volume(
 
     Args:
         generation: generation with open devices; its catalog has just been read and checked.
-        records: records of the datasets to verify.
+        records: records of the datasets and of the unfinished imports to verify.
         progress: called with the bytes done and the total bytes.
 
     Yields:
@@ -89,12 +93,14 @@ def verify_volume(
     yield from _verify_superblocks(generation)
     lost: Lost = {}
     yield from _verify_catalog(generation, lost)
-    shared = SharedChunks(generation.geometry, records)
+    sealed = [record for record in records if record.state == "sealed"]
+    shared = SharedChunks(generation.geometry, sealed)
     total = sum(_size_of(generation, record, shared) for record in records)
     done = 0
     progress(done, total)
     for record in records:
-        check = _DatasetCheck(generation, record, lost, shared)
+        kind = _DatasetCheck if record.state == "sealed" else _UnfinishedCheck
+        check = kind(generation, record, lost, shared)
         for finding in check.run(
             lambda part, base=done: progress(min(base + part, total), total)  # type: ignore[misc]
         ):
@@ -119,7 +125,7 @@ def _size_of(generation: Generation, record: DatasetRecord, shared: SharedChunks
     """Return the bytes to read for a dataset: all copies of its data, and its directory."""
     data_bytes = record.data_bytes - shared.size_bytes(record)
     data_bytes *= generation.geometry.replicas
-    return data_bytes + record.entries_bytes + record.names_bytes
+    return data_bytes + record.entries_bytes + record.names_bytes + record.journal_bytes
 
 
 def _verify_members(generation: Generation) -> Iterator[Finding]:
@@ -203,7 +209,11 @@ def _verify_superblocks(generation: Generation) -> Iterator[Finding]:
 
 def _is_removed(generation: Generation, record: DatasetRecord) -> bool:
     try:
-        return load_generation(generation.devices).catalog.find_uuid(record.uuid) is None
+        catalog = load_generation(generation.devices).catalog
+        if record.state == "sealed":
+            return catalog.find_uuid(record.uuid) is None
+        found = catalog.find_unfinished(record.name)
+        return found is None or found.uuid != record.uuid
     except (DlfsError, OSError):
         return False
 
@@ -411,6 +421,44 @@ class _DatasetCheck:
             member=member,
             offset_bytes=offset_bytes,
         )
+
+
+class _UnfinishedCheck(_DatasetCheck):
+    """The verification of an unfinished import."""
+
+    def run(self, progress: Callable[[int], None]) -> Iterator[Finding]:
+        generation, whole = self._generation, self._record
+        geometry, left = generation.geometry, whole.data_runs
+        self._name = f"the unfinished import of {display(whole.name)!r}"
+        journal = DataSpace(geometry, whole.journal_runs)
+        done = whole.journal_bytes
+        try:
+            steps = read_steps(generation, whole)
+        except (FormatError, DeviceError) as error:
+            yield self._segment_finding("journal", journal, error)
+            return
+        for step in steps:
+            runs, left = split_runs(left, step.header.chunk_count)
+            self._space = DataSpace(geometry, runs)
+            try:
+                directory, _ = load_step(generation, whole, step)
+            except (FormatError, DeviceError) as error:
+                yield self._segment_finding("journal", journal, error)
+                continue
+            with directory:
+                yield from self._check_copies(
+                    directory,
+                    lambda part, base=done: progress(base + part),  # type: ignore[misc]
+                )
+            done += self._space.size_bytes * geometry.replicas
+        yield from self._check_journal_copies(journal)
+
+    def _check_journal_copies(self, journal: DataSpace) -> Iterator[Finding]:
+        if journal.geometry.replicas > 1:
+            correct = np.concatenate(
+                [window.memory.copy() for window in scan_space(self._generation.sources, journal)]
+            )
+            yield from self._compare_segments("journal", journal, correct)
 
 
 @dataclass(frozen=True, slots=True)

@@ -761,5 +761,5 @@ class Volume(Closing):
 
         self.refresh()
         session = self._local("verify")
-        records = list(session.catalog.datasets) if name is None else self._find(name, version)
+        records = session.catalog.records if name is None else self._find(name, version)
         return verify_volume(session.generation, records, progress or (lambda _done, _total: None))

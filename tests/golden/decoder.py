@@ -381,7 +381,14 @@ def decode_empty(volume: Volume, record: Record) -> list[bytes]:
 
 
 def decode_dataset(volume: Volume, record: Record) -> dict[bytes, bytes]:
-    segment = volume.space(record.directory_runs)
+    segment, data = volume.space(record.directory_runs), volume.space(record.data_runs)
+    return decode_samples(segment, data, record, volume.superblock.chunk_bytes)
+
+
+def decode_samples(
+    segment: bytes, data: bytes, record: Record, volume_chunk_bytes: int
+) -> dict[bytes, bytes]:
+    """The samples that a directory segment lists, out of their data space."""
     entries = segment[: record.entries_bytes]
     names = segment[record.entries_bytes : record.entries_bytes + record.names_bytes]
     expect(crc32c(entries[:4092]) == struct.unpack_from("<I", entries, 4092)[0], "header checksum")
@@ -398,10 +405,9 @@ def decode_dataset(volume: Volume, record: Record) -> dict[bytes, bytes]:
     check_blocks(entries[locations:], entries[entry_sums:name_sums])
     check_blocks(names, entries[name_sums:locations])
     chunk_bytes, parts_offset, part_count, empty_count = struct.unpack_from("<I3Q", entries, 172)
-    expect(chunk_bytes == volume.superblock.chunk_bytes, "directory chunk size")
+    expect(chunk_bytes == volume_chunk_bytes, "directory chunk size")
     expect(up(parts_offset + 4 * part_count) == len(entries), "parts offset")
     parts = struct.unpack_from(f"<{part_count}I", entries, parts_offset)
-    data = volume.space(record.data_runs)
     expect(len(data) == data_bytes, "data bytes")
     samples, found = {}, []
     expected_parts = [0] * (data_bytes // chunk_bytes)
@@ -484,7 +490,11 @@ def decode_attributes(volume: Volume, record: Record) -> dict[str, list[object]]
     size = -(-segment_bytes // chunk_bytes) * chunk_bytes
     expect(address % chunk_bytes == 0 and address + size == record.data_bytes, "attribute place")
     segment = volume.space(record.data_runs)[address : address + segment_bytes]
-    head = segment[:head_bytes]
+    return decode_columns(segment, record, head_bytes)
+
+
+def decode_columns(segment: bytes, record: Record, head_bytes: int) -> dict[str, list[object]]:
+    segment_bytes, head = len(segment), segment[:head_bytes]
     magic, crc, version, uuid = struct.unpack_from("<8sII16s", head)
     expect(magic == b"DLFSATT1" and crc32c(head[12:]) == crc, "attribute head")
     expect(version == 1 and uuid == record.uuid, "attributes of another dataset")
@@ -505,6 +515,45 @@ def decode_attributes(volume: Volume, record: Record) -> dict[str, list[object]]
         at, name_at = at + up(length), name_at + form[1]
     expect(at == segment_bytes, "end of the columns")
     return columns
+
+
+# ---- section 6.4 ---------------------------------------------------------------------------------
+
+
+def decode_journal(
+    volume: Volume, record: Record
+) -> list[tuple[dict[bytes, bytes], dict[str, list[object]]]]:
+    """The samples and the columns of each step of an unfinished import."""
+    chunk_bytes = volume.superblock.chunk_bytes
+    journal, data = volume.space(record.journal_runs), volume.space(record.data_runs)
+    steps: list[tuple[dict[bytes, bytes], dict[str, list[object]]]] = []
+    at = chunks = samples = 0
+    while at < record.journal_bytes:
+        header = journal[at : at + 4096]
+        expect(crc32c(header[:4092]) == struct.unpack_from("<I", header, 4092)[0], "step checksum")
+        expect(header[:32] == struct.pack("<8sII16s", b"DLFSJRN1", 1, 4096, record.uuid), "step")
+        number, first, count, step_samples, step_bytes, _, _, _, entries, names, columns, head = (
+            struct.unpack_from("<12Q", header, 32)
+        )
+        expect((number, first) == (len(steps), chunks), "order of steps")
+        own = data[first * chunk_bytes : (first + count) * chunk_bytes]
+        step = record._replace(
+            sample_count=step_samples, sample_bytes=step_bytes, data_bytes=len(own),
+            entries_bytes=entries, names_bytes=names,
+        )  # fmt: skip
+        segments = journal[at + 4096 :]
+        attributes = segments[entries + names :][:columns]
+        steps.append(
+            (
+                decode_samples(segments[: entries + names], own, step, chunk_bytes),
+                decode_columns(attributes, step, head) if columns else {},
+            )
+        )
+        at += -(-(4096 + entries + names + columns) // chunk_bytes) * chunk_bytes
+        chunks, samples = chunks + count, samples + step_samples
+    expect((at, samples) == (record.journal_bytes, record.sample_count), "end of the journal")
+    expect(chunks * chunk_bytes == record.data_bytes, "chunks of the steps")
+    return steps
 
 
 # ---- section 6.3 ---------------------------------------------------------------------------------
@@ -579,18 +628,14 @@ def read_volume(paths: list[str | Path]) -> dict[tuple[bytes, int], dict[bytes, 
     return {(r.name, r.version): decode_dataset(volume, r) for r in sealed}
 
 
-def read_unfinished(paths: list[str | Path]) -> dict[bytes, tuple[bytes, bytes, dict[int, bytes]]]:
-    """Data so far, journal and tagged values of each unfinished import of a volume, by name."""
+Steps = list[tuple[dict[bytes, bytes], dict[str, list[object]]]]
+
+
+def read_unfinished(paths: list[str | Path]) -> dict[bytes, tuple[Steps, dict[int, bytes]]]:
+    """Samples and columns of each step, and tagged values, of each unfinished import, by name."""
     volume = Volume([Path(path).read_bytes() for path in paths])
-    return {
-        r.name: (
-            volume.space(r.data_runs),
-            volume.space(r.journal_runs)[: r.journal_bytes],
-            r.tags,
-        )
-        for r in decode_catalog(volume)
-        if not r.is_sealed
-    }
+    unfinished = [record for record in decode_catalog(volume) if not record.is_sealed]
+    return {r.name: (decode_journal(volume, r), r.tags) for r in unfinished}
 
 
 if __name__ == "__main__":

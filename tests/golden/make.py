@@ -67,8 +67,8 @@ REMOVED = {b"removed": 1, b"again": 2, b"gone": 1, b"grown": 2}
 """Highest version that was removed of each name."""
 STEPS = 4
 """Versions of the dataset ``grown``, each appended to the one before; version 2 is removed."""
-UNFINISHED = pattern(9_000, 3), pattern(100, 4)
-"""Data and journal of an unfinished import of the dataset ``grown``."""
+UNFINISHED = 2
+"""Steps of an unfinished import of the dataset ``grown``."""
 LARGE_SAMPLES = 60
 """Samples of several chunks in the dataset ``later``: more than one group has room for."""
 
@@ -321,7 +321,7 @@ def fill(members: Sequence[str], kind: str) -> None:
             with volume.writer("grown") if number == 1 else volume.append("grown") as writer:
                 add_all(writer, b"grown", step(number, CHUNK_BYTES[kind]))
         volume.remove("grown", 2)
-        commit_unfinished(volume, b"grown", *UNFINISHED)
+        commit_unfinished(volume, "grown", UNFINISHED)
 
 
 def add_all(writer: dlfs.DatasetWriter, name: bytes, samples: Samples) -> None:

@@ -37,6 +37,7 @@ from dlfs.format.location import LOCATION
 from dlfs.format.run_arrays import to_runs
 from dlfs.format.superblock import Superblock, decode_superblock
 from tests.golden import c_reader, decoder, lookup, make
+from tests.support.unfinished import LATER_TAG, steps_of
 
 HERE = Path(__file__).parent
 PIECE_BYTES = 64 * KIB
@@ -282,15 +283,15 @@ def locations(image: Image, record: DatasetRecord) -> list[tuple[int, int]]:
 
 
 def test_the_unfinished_import_is_read_by_its_record(kind: str, image: Image) -> None:
-    data, journal = make.UNFINISHED
-    found = decoder.read_unfinished(image.members)
-    assert list(found) == [b"grown"]
-    assert found[b"grown"][0][: len(data)] == data
-    assert found[b"grown"][1:] == (
-        journal, {1: b"the source of a test", 9: b"of a later version"},
-    )  # fmt: skip
-    (record,) = image.catalog.unfinished
-    assert (record.key, record.journal_bytes) == ((b"grown", 0), len(journal))
+    (found,) = decoder.read_unfinished(image.members).items()
+    name, (steps, tags) = found
+    assert name == b"grown"
+    assert steps == list(steps_of(make.UNFINISHED))
+    assert tags[LATER_TAG[0]] == LATER_TAG[1]
+    assert b'"source": "a test"' in tags[1]
+    with dlfs.open(image.members) as volume:
+        (info,) = volume.unfinished()
+        assert (info.name, info.origin["source"]) == ("grown", "a test")
 
 
 def test_superblocks_are_of_this_version(kind: str, image: Image) -> None:

@@ -1,50 +1,66 @@
-"""Commits the record of an import that is not finished, which no other code makes yet."""
+"""Begins imports that are not finished."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from uuid import UUID
 
 import numpy as np
 
 import dlfs
 from dlfs.format.catalog import DatasetRecord
-from dlfs.format.constants import TAG_SOURCE
+
+LATER_TAG = 9, b"of a later version"
+
+STEP_BYTES = 24_000
+
+
+def step_samples(step: int) -> dict[bytes, bytes]:
+    """Return the samples of a step of an import: small ones, and one of several chunks."""
+    samples = {b"%d/%d" % (step, i): bytes([16 * step + i]) * 400 * i for i in range(5)}
+    return {**samples, b"%d/large" % step: bytes(range(200)) * 100}
+
+
+def step_columns(step: int) -> dict[str, list[object]]:
+    """Return the attributes of these samples, in their order."""
+    return {"step": [step] * 6, "text": [f"text {number}" for number in range(6)]}
 
 
 def commit_unfinished(
-    volume: dlfs.Volume, name: bytes, data: bytes, journal: bytes, uuid: UUID | None = None
+    volume: dlfs.Volume, name: str, steps: int = 2, uuid: UUID | None = None
 ) -> DatasetRecord:
-    """Write data and a journal to free chunks, and commit a record that has them.
+    """Commit the first steps of an import that is not finished; return its record.
 
     Args:
         volume: the volume.
         name: name of the dataset that is imported.
-        data: bytes of its samples so far.
-        journal: bytes of its journal.
-        uuid: UUID of the record; by default always the same one.
+        steps: number of its steps.
+        uuid: UUID of the dataset; by default always the same one.
     """
+    origin = {"source": "a test", "fingerprint": "1"}
+    uuid = uuid or UUID(int=77)
+    writer = volume.step_writer(name, origin, step_bytes=STEP_BYTES, layout="path", uuid=uuid)
+    for step in range(steps):
+        paths, parts = zip(*step_samples(step).items(), strict=True)
+        lengths = np.array(list(map(len, parts)))
+        columns = {key: np.array(values) for key, values in step_columns(step).items()}
+        offsets = np.cumsum(lengths) - lengths
+        writer.add_batch(paths, b"".join(parts), offsets, lengths, attributes=columns)
+    writer.abort()
     with volume._transaction("a test") as transaction:
-        size = transaction.geometry.chunk_bytes
-        data_runs = transaction.write_segment([np.frombuffer(data, np.uint8)])
-        record = DatasetRecord(
-            name=name,
-            version=0,
-            state="unfinished",
-            uuid=uuid or UUID(int=77),
-            created_ns=1_700_000_000_000_000_000,
-            sample_count=3,
-            sample_bytes=len(data),
-            layout="shuffled",
-            seed=5,
-            data_runs=data_runs,
-            data_bytes=-(-len(data) // size) * size,
-            directory_runs=(),
-            entries_bytes=0,
-            names_bytes=0,
-            journal_runs=transaction.write_segment([np.frombuffer(journal, np.uint8)]),
-            journal_bytes=len(journal),
-            tags=((TAG_SOURCE, b"the source of a test"), (9, b"of a later version")),
-        )
-        transaction.commit(added=[record])
+        record = transaction.base.catalog.find_unfinished(name.encode())
+        assert record is not None
+        tagged = replace(record, tags=(*record.tags, LATER_TAG))
+        transaction.commit(removed=[record], added=[tagged])
     volume.refresh()
-    return record
+    return tagged
+
+
+def steps_of(count: int) -> Iterator[tuple[dict[bytes, bytes], dict[str, list[object]]]]:
+    """Yield the samples and the attributes of each step, in path order."""
+    for step in range(count):
+        samples, columns = step_samples(step), step_columns(step)
+        order = sorted(range(len(samples)), key=list(samples).__getitem__)
+        in_order = {name: [values[i] for i in order] for name, values in columns.items()}
+        yield dict(sorted(samples.items())), in_order

@@ -9,14 +9,17 @@ from uuid import UUID
 import pytest
 
 import dlfs
+from dlfs._native.checksums import crc32c
 from dlfs.base.units import KIB, MIB
+from dlfs.connection.unfinished import load_samples, load_steps
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
+from dlfs.store.space import count_chunks
 from tests.golden import c_reader
-from tests.support.unfinished import commit_unfinished
-from tests.support.volumes import new_volume, write_dataset
+from tests.support.unfinished import LATER_TAG, commit_unfinished, steps_of
+from tests.support.volumes import flip_copies, new_volume, write_dataset
 
-DATA, JOURNAL = bytes(range(256)) * 300, b"journal" * 1000
+STEPS = 2
 
 
 def files(folder: Path, *numbers: int) -> list[str]:
@@ -28,7 +31,7 @@ def volume(tmp_path: Path) -> Iterator[dlfs.Volume]:
     uris = new_volume(files(tmp_path, 0, 1), size_bytes=4 * MIB, chunk_bytes=16 * KIB, replicas=2)
     with dlfs.open(uris) as opened:
         add(opened)
-        commit_unfinished(opened, b"data", DATA, JOURNAL)
+        commit_unfinished(opened, "data", STEPS)
         yield opened
 
 
@@ -41,20 +44,17 @@ def check(volume: dlfs.Volume) -> DatasetRecord:
     volume.refresh()
     generation = volume._local("test").generation
     (record,) = generation.catalog.unfinished
-    assert (record.key, record.tags[1]) == ((b"data", 0), (9, b"of a later version"))
-    for runs, expected in ((record.data_runs, DATA), (record.journal_runs, JOURNAL)):
-        space = DataSpace(generation.geometry, runs)
-        for copy in range(2):
-            found = b"".join(
-                generation.devices[part.member].read(part.offset_bytes, part.length_bytes)
-                for part in space.member_ranges(0, space.size_bytes, copy)
-            )
-            assert found[: len(expected)] == expected
+    assert (record.key, record.tags[1]) == ((b"data", 0), LATER_TAG)
+    found = load_samples(generation, load_steps(generation, record))
+    expected = {path: data for samples, _ in steps_of(STEPS) for path, data in samples.items()}
+    assert found.paths == list(expected)
+    assert found.crcs.tolist() == list(map(crc32c, expected.values()))
+    assert list(volume.verify()) == []
     return record
 
 
 def test_readers_do_not_show_it(volume: dlfs.Volume) -> None:
-    commit_unfinished(volume, b"other", DATA, JOURNAL, uuid=UUID(int=78))
+    commit_unfinished(volume, "other", STEPS, uuid=UUID(int=78))
     assert [(info.name, info.version) for info in volume.datasets()] == [("data", 1)]
     assert "other" not in volume
     with pytest.raises(dlfs.NotFoundError):
@@ -70,7 +70,10 @@ def test_readers_do_not_show_it(volume: dlfs.Volume) -> None:
 
 def test_its_chunks_are_counted(volume: dlfs.Volume) -> None:
     usage = volume.usage()
-    assert usage.unfinished_bytes == (5 + 1) * 16 * KIB
+    (info,) = volume.unfinished()
+    assert (
+        usage.unfinished_bytes == info.stored_bytes == count_chunks(check(volume).runs) * 16 * KIB
+    )
     used = usage.stored_bytes + usage.unfinished_bytes + usage.catalog_bytes
     assert used + usage.free_bytes == usage.capacity_bytes
 
@@ -116,7 +119,7 @@ def test_repair_copies_its_chunks(tmp_path: Path, stale: bool) -> None:
     dlfs.format_volume(uris, size_bytes=4 * MIB, chunk_bytes=16 * KIB, replicas=2)
     before = Path(uris[1]).read_bytes()
     with dlfs.open(uris) as volume:
-        commit_unfinished(volume, b"data", DATA, JOURNAL)
+        commit_unfinished(volume, "data", STEPS)
         add(volume)
     if stale:
         Path(uris[1]).write_bytes(before)
@@ -127,3 +130,20 @@ def test_repair_copies_its_chunks(tmp_path: Path, stale: bool) -> None:
     with dlfs.open(uris) as volume:
         check(volume)
         assert list(volume.verify()) == []
+
+
+@pytest.mark.parametrize("kind", ["data", "journal"])
+def test_damage_is_found_in_each_copy(volume: dlfs.Volume, kind: str) -> None:
+    record = check(volume)
+    generation = volume._local("test").generation
+    runs = record.data_runs if kind == "data" else record.journal_runs
+    space = DataSpace(generation.geometry, runs)
+    at = 20_000 if kind == "data" else 5000
+    for copy in range(2):
+        flip_copies(generation, space, at, copy)
+        (finding,) = volume.verify()
+        assert finding.kind == ("sample" if kind == "data" else "journal")
+        assert "unfinished import of 'data'" in finding.message
+        flip_copies(generation, space, at, copy)
+    flip_copies(generation, space, at, 0, 1)
+    assert len(list(volume.verify())) == 2 - (kind == "journal")
