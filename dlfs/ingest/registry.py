@@ -120,6 +120,11 @@ FORMATS = (
         ),
     ),
     Format(
+        "arrayrecord", "ArrayRecord files, also of tf.train.Examples",
+        ".array_record:ArrayRecordOptions", extra="arrayrecord", isolated=True,
+        names=("*.array_record", "*.array_record-*-of-*", "*.arrayrecord"),
+    ),
+    Format(
         "parquet", "Parquet files, a row a sample", ".arrow:ParquetOptions", extra="arrow",
         isolated=True,
         names=("*.parquet", "*.parq", "*.pq"), magic=((0, b"PAR1"), (0, b"PARE")),
