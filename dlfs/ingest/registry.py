@@ -142,9 +142,9 @@ FORMATS = (
         ),
     ),
     Format(
-        "huggingface", "a dataset or its splits, as Hugging Face's save_to_disk writes them",
+        "huggingface", "a dataset that Hugging Face's save_to_disk wrote, or load_dataset cached",
         ".arrow:HuggingFaceOptions", extra="arrow", isolated=True,
-        marks=("dataset_dict.json|state.json", "dataset_dict.json|dataset_info.json"),
+        marks=("dataset_dict.json|dataset_info.json", "dataset_dict.json|state.json|*.arrow"),
     ),
     Format(
         "hdf5", "HDF5 files", ".hdf5.source:Hdf5Options", extra="hdf5", isolated=True,

@@ -13,7 +13,10 @@ structs are a field for each child. ``tables.plain`` gives the types. Values of 
 as lists of text, are taken as JSON by ``NAME:text``.
 
 A folder that ``datasets`` saved is one dataset, or a folder for each of its splits. The split
-begins the paths and is the attribute ``split``: ``train/data-00000-of-00002/00000017``.
+begins the paths and is the attribute ``split``: ``train/data-00000-of-00002/00000017``. A folder of
+the cache of ``load_dataset``, with its ``dataset_info.json``, has all splits of a dataset, treated
+in the same way. The files and numbers of rows that it lists must be there; other Arrow files, which
+``map`` and ``filter`` leave there, are counted.
 
 The columns of several files are joined, also those that only some have, and types that go together
 (``tables.schemas``). A null, or a file without the column, is an error that names file and row,
@@ -47,6 +50,7 @@ from dlfs.ingest.source import (
     SampleBlock,
     check_path,
     file_errors,
+    left_out_names,
     single_path,
 )
 from dlfs.ingest.tables.choosing import TableOptions, choose_columns
@@ -87,11 +91,19 @@ class JsonLinesOptions(TableOptions):
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceOptions(TableOptions):
-    """Options of a saved Hugging Face dataset."""
+    """Options of a saved or cached Hugging Face dataset."""
 
     def open(self, paths: Sequence[str]) -> ArrowSource:
-        """Open the folder that ``save_to_disk`` wrote; see ``ArrowSource``."""
-        return ArrowSource(_saved_shards(Path(single_path(paths, "saved dataset"))), self, open_ipc)
+        """Open the folder of ``save_to_disk`` or of the cache; see ``ArrowSource``."""
+        folder = Path(single_path(paths, "saved or cached dataset"))
+        is_saved = (folder / "dataset_dict.json").exists() or (folder / "state.json").exists()
+        shards = _saved_shards(folder) if is_saved else _cached_shards(folder)
+        source = ArrowSource(shards, self, open_ipc)
+        if not is_saved:
+            known = {Path(shard.path).name for shard in shards}
+            others = sorted({path.name for path in folder.glob("*.arrow")} - known)
+            source.skipped.update(left_out_names("file of map or filter", others))
+        return source
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +113,8 @@ class Shard:
     path: str
     prefix: bytes
     constants: Mapping[str, str] = field(default_factory=dict)
+    row_count: int | None = None
+    """Number of rows that the file must have, if it is known."""
 
 
 Opener = Callable[[str], AbstractContextManager[Table]]
@@ -135,7 +149,7 @@ class ArrowSource(ShardSource):
         where = f"import {self.shards[0]}"
         self._columns = choose_columns(joined.schema, chosen, fields, where)
         self._columns.check(joined)
-        self.skipped = self._columns.left_out
+        self.skipped: dict[str, int] = self._columns.left_out
         self._maker = FieldRecords(self._columns.declared, self._columns.known_types)
 
     def _join_schemas(self, options: TableOptions) -> JoinedSchema:
@@ -143,12 +157,12 @@ class ArrowSource(ShardSource):
         counts: list[int | None] = []
         found: list[FileSchema] = []
         conflicts: dict[str, str] = {}
-        for shard in self.shards:
-            with self._opener(shard) as table:
+        for shard in self._shards:
+            with self._opener(shard.path) as table:
                 conflicts.update(table.conflicts)
-                counts.append(table.row_count)
+                counts.append(shard.row_count if table.row_count is None else table.row_count)
                 if not any(table.schema.equals(known.schema) for known in found):
-                    found.append(FileSchema(shard, table.schema))
+                    found.append(FileSchema(shard.path, table.schema))
         if None not in counts and options.nulls != "skip":
             self.sample_count = sum(filter(None, counts))
         joined = join_schemas(found, joins_numbers=table.joins_numbers)
@@ -164,6 +178,10 @@ class ArrowSource(ShardSource):
                 for block in columns.blocks(batch, row, shard.prefix, where, self._maker):
                     yield self._with_constants(block, shard)
                 row += batch.num_rows
+        if shard.row_count not in (None, row):
+            raise FormatError(
+                f"{where}: expected {shard.row_count} rows as its dataset_info.json says, got {row}"
+            )
 
     def _with_constants(self, block: SampleBlock, shard: Shard) -> SampleBlock:
         added: dict[str, npt.NDArray[Any]] = {
@@ -211,16 +229,51 @@ def _split_shards(folder: Path, prefix: bytes, constants: Mapping[str, str]) -> 
     ]
 
 
+def _cached_shards(folder: Path) -> list[Shard]:
+    """Return the files of all splits of a dataset in the cache."""
+    info = folder / "dataset_info.json"
+    if not info.exists():
+        raise UsageError(
+            f"import {folder}: expected the folder of a dataset, saved (dataset_dict.json, "
+            "state.json) or cached (dataset_info.json), got none of these files"
+        )
+    listed = _json(info)
+    splits = listed.get("splits")
+    shards: list[Shard] = []
+    for split, found in splits.items() if isinstance(splits, dict) else []:
+        where = f"import {info}: split {split!r}"
+        found = found if isinstance(found, dict) else {}
+        lengths = found.get("shard_lengths") or [found.get("num_examples")]
+        if not isinstance(lengths, list) or not all(isinstance(one, int) for one in lengths):
+            raise FormatError(f"{where}: expected numbers of rows, got {lengths}")
+        dataset = found.get("dataset_name") or listed.get("builder_name")
+        prefix = os.fsencode(_entry_name(split, f"{where}: expected a name"))
+        start = _entry_name(f"{dataset}-{split}", f"{where}: expected the name of a file")
+        for number, length in enumerate(lengths):
+            part = f"-{number:05d}-of-{len(lengths):05d}" if len(lengths) > 1 else ""
+            path = b"%s/%s" % (prefix, os.fsencode(start + part))
+            file = str(folder / f"{start}{part}.arrow")
+            shards.append(Shard(file, path, {"split": split}, length))
+    if not shards:
+        raise FormatError(f"import {info}: expected splits with numbers of rows, got {splits}")
+    return shards
+
+
+def _entry_name(name: object, where: str) -> str:
+    """Return a name in a JSON file, which has to be that of an entry of the file's folder."""
+    if not isinstance(name, str) or not name or "/" in name or name in (".", ".."):
+        raise FormatError(f"{where}, got {name!r}")
+    check_path(os.fsencode(name), where)
+    return name
+
+
 def _names(path: Path, key: str, member: str | None = None) -> list[str]:
     """Return the names in a list of a JSON file; each names an entry of the file's folder."""
     listed = _json(path).get(key)
     names: list[str] = []
     for item in listed if isinstance(listed, list) else [None]:
         name = item.get(member) if member and isinstance(item, dict) else item
-        if not isinstance(name, str) or not name or "/" in name or name in (".", ".."):
-            raise FormatError(f"import {path}: expected names in {key}, got {item!r}")
-        check_path(os.fsencode(name), f"import {path}")
-        names.append(name)
+        names.append(_entry_name(name, f"import {path}: expected names in {key}"))
     return names
 
 

@@ -220,7 +220,7 @@ def test_attributes_of_a_saved_dataset_are_chosen(tmp_path: Path) -> None:
         ("{", FormatError, "state.json: expected JSON"),
         ("[]", FormatError, "state.json: expected a JSON object"),
         ("{}", FormatError, "expected names in _data_files, got None"),
-        ('{"_data_files": [{"filename": "../x.arrow"}]}', FormatError, "got {'filename': '../x"),
+        ('{"_data_files": [{"filename": "../x.arrow"}]}', FormatError, "got '../x"),
         ('{"_data_files": [{"filename": "gone.arrow"}]}', NotFoundError, "gone.arrow: there is no"),
         ('{"_data_files": []}', UsageError, "expected a file, got none"),
         ('{"_data_files": [], "_indices_data_files": [1]}', UsageError, "without indices"),
@@ -239,8 +239,83 @@ def test_one_saved_dataset_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["gone"]}))
     with pytest.raises(NotFoundError, match=r"gone/state.json: there is no such file"):
         open_source(tmp_path)
-    with pytest.raises(UsageError, match="expected one saved dataset, got 2"):
+    (tmp_path / "none").mkdir()
+    with pytest.raises(UsageError, match=r"none: expected the folder of a dataset, saved"):
+        open_source(tmp_path / "none", format_name="huggingface")
+    with pytest.raises(UsageError, match="expected one saved or cached dataset, got 2"):
         open_source([tmp_path, tmp_path])
+
+
+# ---- cached datasets -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cached(tmp_path: Path) -> Path:
+    """A folder of the cache: a split in two files, one in one file, and a result of ``map``."""
+    hugging_face = pytest.importorskip("datasets")
+    hugging_face.disable_progress_bars()
+    files = {"train": tmp_path / "train.jsonl", "test": tmp_path / "test.jsonl"}
+    for split, numbers in (("train", range(40)), ("test", range(40, 60))):
+        lines = [json.dumps({"text": f"number {i}", "n": i}) for i in numbers]
+        files[split].write_text("\n".join(lines))
+    builder = hugging_face.load_dataset_builder(
+        "json",
+        cache_dir=str(tmp_path / "cache"),
+        data_files={split: str(path) for split, path in files.items()},
+        chunksize=200,
+    )
+    builder.download_and_prepare(max_shard_size=400)
+    builder.as_dataset("train").map(lambda row: {"n": row["n"] + 1})
+    return Path(builder.cache_dir)
+
+
+def test_a_cached_dataset_comes_with_its_splits(
+    volume: Volume, tmp_path: Path, cached: Path
+) -> None:
+    files = sorted(path.stem for path in cached.glob("json-*.arrow"))
+    assert files[0] == "json-test"
+    assert len(files) > 2
+    source = open_source(cached)
+    assert source.sample_count == 60
+    got = take(source)
+    assert {path.rpartition("/")[0] for path in got} == {
+        f"{'test' if file == 'json-test' else 'train'}/{file}" for file in files
+    }
+    assert sorted((data, values["n"], values["split"]) for data, values in got.values()) == sorted(
+        (f"number {i}".encode(), i, "train" if i < 40 else "test") for i in range(60)
+    )
+    (reason,) = source.skipped
+    assert re.fullmatch(r"file of map or filter that is not used: cache-\w+\.arrow", reason)
+    want = {path: data for path, (data, _) in got.items()}
+    assert import_all(volume, cached) == want
+    assert import_by_command(tmp_path, f"{cached} V") == want
+
+
+def test_a_cached_dataset_that_is_not_whole_is_refused(volume: Volume, cached: Path) -> None:
+    info = cached / "dataset_info.json"
+    whole = json.loads(info.read_text())
+
+    def write(change: Any) -> None:
+        listed = json.loads(json.dumps(whole))
+        change(listed)
+        info.write_text(json.dumps(listed))
+
+    for change, message in [
+        (lambda info: info.pop("splits"), "expected splits with numbers of rows, got None"),
+        (lambda info: info.update(splits={"a": 5}), r"split 'a': expected numbers of rows"),
+        (lambda info: info["splits"]["test"].update(num_examples="x"), "expected numbers of rows"),
+        (lambda info: info["splits"]["test"].update(shard_lengths="x"), "expected numbers of rows"),
+        (lambda info: info["splits"]["test"].update(dataset_name="../x"), "name of a file, got"),
+        (lambda info: info["splits"].update({"../x": {"num_examples": 1}}), "name, got '../x'"),
+        (lambda info: info["splits"]["test"].update(num_examples=21), "expected 21 rows as its"),
+    ]:
+        write(change)
+        with refused(volume, FormatError, message):
+            import_all(volume, cached)
+    write(lambda info: None)
+    (cached / "json-test.arrow").unlink()
+    with refused(volume, NotFoundError, r"json-test\.arrow: there is no such file"):
+        import_all(volume, cached)
 
 
 # ---- damage --------------------------------------------------------------------------------------
