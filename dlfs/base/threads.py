@@ -2,7 +2,7 @@
 
 ``threading`` raises ``RuntimeError`` then, which tells a user nothing: DLFS raises ``LimitError``.
 
-Imports only the standard library and ``dlfs.errors``.
+Imports only the standard library, ``dlfs.base.forks`` and ``dlfs.errors``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
+from dlfs.base.forks import OwnerProcess
 from dlfs.errors import LimitError
 
 P = ParamSpec("P")
@@ -43,6 +44,7 @@ class ThreadPool(ThreadPoolExecutor):
     def __init__(self, max_workers: int, thread_name_prefix: str = "") -> None:
         super().__init__(max_workers, thread_name_prefix)
         self._name = thread_name_prefix
+        self._owner = OwnerProcess()  # a child has none of the threads
         self._changed = threading.Condition()
         self._running = 0
         self._ended = False
@@ -59,7 +61,7 @@ class ThreadPool(ThreadPoolExecutor):
         try:
             super().shutdown(wait, cancel_futures=cancel_futures)
         finally:
-            if wait:
+            if wait and self._owner.is_current():
                 with self._changed:
                     self._ended = True
                     self._changed.wait_for(lambda: not self._running)

@@ -10,6 +10,7 @@ import pytest
 
 import dlfs
 from dlfs.base.threads import ThreadPool, start_thread
+from tests.support.forked import run_forked
 
 
 @pytest.fixture
@@ -69,6 +70,14 @@ def test_a_call_whose_thread_was_interrupted_at_its_start_has_ended_with_the_poo
     with pytest.raises(KeyboardInterrupt), ThreadPool(1) as pool:
         pool.submit(run)
     assert ended
+
+
+def test_a_child_ends_the_pool_of_its_parent_without_a_wait() -> None:
+    goes_on = threading.Event()
+    with ThreadPool(1) as pool:
+        pool.submit(goes_on.wait)
+        assert run_forked(pool.shutdown) == 0
+        goes_on.set()
 
 
 def test_other_errors_of_a_pool_stay() -> None:

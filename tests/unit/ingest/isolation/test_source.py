@@ -222,4 +222,5 @@ def test_the_process_loads_no_more_than_it_needs() -> None:
 
 def test_formats_whose_libraries_can_crash_are_isolated() -> None:
     isolated = {row.name for row in FORMATS if row.isolated}
-    assert isolated == {"parquet", "arrow", "huggingface", "hdf5", "netcdf", "zarr", "adios2"}
+    tables = {"parquet", "arrow", "huggingface", "jsonl"}
+    assert isolated == {*tables, "arrayrecord", "hdf5", "netcdf", "zarr", "adios2"}
