@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from dlfs.errors import DeviceError, NotFoundError, UsageError
+from dlfs.ingest.foreign import say_what_to_do
 
 if TYPE_CHECKING:
     from dlfs.ingest.source import Source
@@ -225,9 +226,13 @@ def recognise(paths: Sequence[str]) -> Format:
     found = [_recognise_one(path) for path in paths]
     folder = find_format("folder")
     if None in found and folder not in found:
+        path = paths[found.index(None)]
+        advice = say_what_to_do(path)
         raise UsageError(
-            f"import {paths[found.index(None)]}: expected a folder, or a file of a known format; "
-            "'dlfs import --formats' lists them, --format names one"
+            f"import {path}: expected a folder, or a file of a known format"
+            + (f", {advice}" if advice else "")
+            + "; 'dlfs import --formats' lists them, --format names one, --format folder takes any "
+            "file as a sample"
         )
     rows = [row or folder for row in found]
     for path, row in zip(paths, rows, strict=True):

@@ -72,8 +72,8 @@ class FolderOptions:
     links: Annotated[LinkPolicy, "symbolic links: follow, skip, or refuse"] = "follow"
 
     def open(self, paths: Sequence[str]) -> FolderSource:
-        """Open one folder, or several folders and files; see ``FolderSource``."""
-        if len(paths) == 1:
+        """Open one folder, or a file, or several of both; see ``FolderSource``."""
+        if len(paths) == 1 and not os.path.isfile(paths[0]):
             return FolderSource(paths[0], links=self.links)
         return FoldersSource(paths, links=self.links)
 

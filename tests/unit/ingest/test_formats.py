@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -145,6 +146,39 @@ def test_formats_are_recognised(tmp_path, monkeypatch) -> None:
         assert recognise([str(tmp_path / name)]) is row
     with pytest.raises(UsageError, match=r"expected the format of .*a.One, named, got magic"):
         recognise([str(tmp_path / "a.One"), str(tmp_path / "b")])
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "instead"),
+    [
+        ("brain.nii.gz", "a NIfTI volume", "read it with nibabel and add arrays by volume.writer"),
+        ("SCAN.DCM", "a DICOM file", "read it with pydicom and add arrays by volume.writer"),
+        ("clip.mp4", "a video", "decode its frames and add them by volume.writer"),
+        ("model.pt", "a pickle, which can run any code", "add its values by volume.writer"),
+        ("x.pkl", "a pickle, which can run any code", "load it where you trust it"),
+        ("x.json", "JSON", r"jq -c '\.\[\]' makes JSON Lines.*--attributes"),
+        ("x.rar", "an archive that is not read", "unpack it"),
+        ("x.orc", "a table that is not read", "write it as Parquet"),
+    ],
+)
+def test_a_file_of_another_format_is_refused_with_what_to_do(
+    tmp_path: Path, name: str, what: str, instead: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"anything")
+    message = f"{name}: expected a folder, or a file of a known format, got {what}.*{instead}"
+    with pytest.raises(UsageError, match=message) as caught:
+        open_source(path)
+    named = re.search(r"docs/(\w+\.md), '(.*?)'", str(caught.value))
+    if named:  # the page has the five lines
+        page = (Path(__file__).parents[3] / "docs" / named[1]).read_text()
+        assert f"\n### {named[2]}\n" in page
+    for given in (tmp_path, [path, tmp_path]):  # a folder of such files, and --format folder
+        source = open_source(given)
+        assert source.sample_count == (1 if given == tmp_path else 2)
+        source.close()
+    source = open_source(path, format_name="folder")
+    source.close()
 
 
 def test_what_is_not_there_or_cannot_be_read_is_reported(tmp_path: Path, monkeypatch) -> None:
