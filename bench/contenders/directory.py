@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from bench.errors import WrongBytesError
 from bench.measurement import Environment, Measurement
 from bench.resources import timed
-from dlfs._native.directory import build_segment, pack_paths
+from dlfs._native.paths import pack_paths
+from dlfs._native.segment import build_segment
 from dlfs.base.units import KIB, MIB
 from dlfs.block import open_device
 from dlfs.directory import DirectoryIdentity, DirectorySizes, FrozenDirectory, load_directory
@@ -61,7 +62,7 @@ def lay_directory(folder: Path, count: int) -> LaidDirectory:
         segment = build_segment(
             text,
             offsets,
-            locations.view(np.uint8),
+            locations,
             dataset_uuid=UUID_OF_BENCH.bytes,
             data_bytes=data_bytes,
             chunk_bytes=CHUNK_BYTES,

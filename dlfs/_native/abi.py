@@ -65,6 +65,7 @@ CHANNEL_SAMPLES_MAX = 1 << 20
 CLIENT_PARTS = 1
 PERMUTATION_ROUNDS_MAX = 24
 FILES_NOFOLLOW = 1
+PATH_MALFORMED, PATH_UNSORTED, PATH_REPEATED, PATH_BELOW_SAMPLE, PATH_IS_DIRECTORY = 1, 2, 3, 4, 5
 FILES_THREADS_MAX = 64
 
 
@@ -187,24 +188,36 @@ class NvmeStatus(Structure):
     )
 
 
-class DirectoryContent(Structure):
-    """``dlfs_directory_content``."""
+class PathRefusal(Structure):
+    """``dlfs_path_refusal``."""
+
+    _fields_ = fields((c_uint64, "index"), (c_uint32, "rule prefix_bytes is_directory reserved"))
+
+
+class PathTableView(Structure):
+    """``dlfs_path_table_view``."""
+
+    _fields_ = fields((c_uint64, "count"), (c_void_p, "names offsets locations"))
+
+
+class DirectoryConfig(Structure):
+    """``dlfs_directory_config``."""
 
     _fields_ = fields(
-        (c_uint64, "count"),
-        (c_void_p, "names offsets locations parts"),
-        (c_uint64, "part_count data_bytes"),
-        (c_void_p, "empty_names empty_offsets"),
-        (c_uint64, "empty_count"),
+        (c_uint64, "data_bytes"),
         (c_uint32, "chunk_bytes"),
         (c_uint8 * 16, "dataset_uuid"),
+        (c_uint32, "reserved"),
     )
 
 
-class DirectoryPlan(Structure):
-    """``dlfs_directory_plan``."""
+class DirectorySegment(Structure):
+    """``dlfs_directory_segment``."""
 
-    _fields_ = fields((c_uint64, "sample_count entries_bytes names_bytes hash_seed"))
+    _fields_ = fields(
+        (c_void_p, "entries names"),
+        (c_uint64, "entries_bytes names_bytes sample_count sample_bytes empty_count hash_seed"),
+    )
 
 
 class Packing(Structure):
@@ -421,8 +434,11 @@ PROTOTYPES = prototypes(
         "dlfs_device_incarnation": "int: ptr u64*",
         "dlfs_device_limit_writes": "int: ptr u64 u64",
         "dlfs_nvme_get_status": "int: ptr NvmeStatus*",
-        "dlfs_directory_plan_build": "int: DirectoryContent* DirectoryPlan*",
-        "dlfs_directory_build": "int: DirectoryPlan* DirectoryContent* ptr ptr",
+        "dlfs_directory_builder_create": "int: DirectoryConfig* out",
+        "dlfs_directory_builder_destroy": "none: ptr",
+        "dlfs_directory_builder_add_directories": "int: ptr ptr ptr u64 PathRefusal*",
+        "dlfs_directory_builder_add": "int: ptr ptr ptr ptr ptr u64 PathRefusal*",
+        "dlfs_directory_builder_finish": "int: ptr ptr u64 PathRefusal* DirectorySegment*",
         "dlfs_directory_open": "int: ptr u64 out",
         "dlfs_directory_open_parts": "int: ptr ptr ptr out",
         "dlfs_directory_close": "none: ptr",
@@ -445,6 +461,14 @@ PROTOTYPES = prototypes(
         "dlfs_directory_empty_lower_bound": "int: ptr ptr u64 u64*",
         "dlfs_directory_names_of": "i64: ptr ptr u64 ptr u64 ptr",
         "dlfs_paths_sort": "int: ptr ptr u64 ptr",
+        "dlfs_path_table_create": "int: out",
+        "dlfs_path_table_destroy": "none: ptr",
+        "dlfs_path_table_add": "int: ptr ptr ptr ptr u64 PathRefusal*",
+        "dlfs_path_table_add_directory": "int: ptr ptr u64 PathRefusal*",
+        "dlfs_path_table_find": "int: ptr ptr u64 u64*",
+        "dlfs_path_table_get_view": "none: ptr PathTableView*",
+        "dlfs_path_table_empty_directories": "u64: ptr ptr u64 ptr u64 u64*",
+        "dlfs_path_table_shrink": "none: ptr",
         "dlfs_pack_order": "int: Packing* ptr u64 ptr u64",
         "dlfs_pack": "i64: Packing* ptr u64 ptr ptr ptr u64 ptr u64 u64 ptr ptr",
         "dlfs_pack_verify": "i64: ptr u64 ptr u64 u64 ptr",

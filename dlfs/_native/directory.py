@@ -1,16 +1,14 @@
-"""The native sample directory as a Python object: builds a segment, opens it, and queries it.
+"""The native sample directory as a Python object: opens a segment, and queries it.
 
-Paths cross the boundary packed: one byte string of all of them, and ``uint64[n + 1]`` offsets
-around each. Objects keep the memory that C uses alive. A directory never changes, so any threads
+Objects keep the memory that C uses alive. A directory never changes, so any threads
 may query it at once.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
-from ctypes import byref, c_uint8, c_uint64
-from dataclasses import dataclass
+from collections.abc import Callable
+from ctypes import byref, c_uint64
 from itertools import pairwise
 from typing import cast
 from uuid import UUID
@@ -19,20 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlfs._native import abi
-from dlfs._native.device import aligned_buffer
 from dlfs._native.handle import Handle
 from dlfs._native.library import check, error_for, library
+from dlfs._native.paths import LOCATION_BYTES, check_packed
 from dlfs.errors import ClosedError, UsageError, VersionError
-
-PART_ALIGNMENT_BYTES = 4096
-"""Alignment of the memory that parts are built in, as direct I/O needs it; reading needs 64."""
 
 MAGIC = b"DLFSDIR1"
 VERSION = 1
 
 PATH_BYTES_MAX = 4095
-LOCATION_BYTES = 16
-
 _WIDE_INDICES_MIN = (1 << 32) - 1
 """Fewest samples of a directory whose indices take 8 bytes."""
 
@@ -42,124 +35,6 @@ _UNSORTED = (
     "reads could not be verified; import the dataset anew"
 )
 _TEXT_BYTES = 1 << 20  # names are decoded into text of this size at a time
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """The two parts of an encoded directory segment."""
-
-    entries: NDArray[np.uint8]
-    names: NDArray[np.uint8]
-    hash_seed: int
-
-
-def pack_paths(paths: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
-    """Pack paths: bytes ``uint8[n_bytes]``, and offsets around each path, ``uint64[n + 1]``."""
-    offsets = np.zeros(len(paths) + 1, np.uint64)
-    lengths = np.fromiter(map(len, paths), np.uint64, count=len(paths))
-    np.cumsum(lengths, out=offsets[1:])
-    return np.frombuffer(b"".join(paths), np.uint8), offsets
-
-
-def build_segment(
-    text: NDArray[np.uint8],
-    offsets: NDArray[np.uint64],
-    locations: NDArray[np.uint8],
-    *,
-    dataset_uuid: bytes,
-    data_bytes: int,
-    chunk_bytes: int,
-    parts: NDArray[np.uint32] | None = None,
-    empty_directories: Sequence[bytes] = (),
-) -> Segment:
-    """Build the directory segment of a dataset.
-
-    Args:
-        text: uint8[n_bytes], the paths in strictly rising byte order, one after the other.
-        offsets: uint64[n_samples + 1] around each path.
-        locations: uint8[16 * n_samples], in the same order, as ``dlfs_location``.
-        dataset_uuid: 16 bytes.
-        data_bytes: the size of the data space, which every location must lie in.
-        chunk_bytes: chunk size of the volume.
-        parts: CRC32C of each part of a sample larger than a chunk, by chunk of the data space,
-            ``uint32[data_bytes / chunk_bytes]``; None if no sample is larger than a chunk.
-        empty_directories: paths of directories without samples below them, each with a slash
-            behind it, in rising byte order.
-
-    Raises:
-        UsageError: a path breaks a rule or is out of order; a location lies outside the data space
-            or in another sample, or neither starts a chunk nor lies in one; or the CRC32C of a
-            sample is not that of its parts.
-        DeviceError: not enough memory.
-
-    Owns: no argument after the return.
-    """
-    count = len(offsets) - 1
-    _check_packed(text, offsets)
-    if locations.nbytes != count * LOCATION_BYTES or len(dataset_uuid) != 16:
-        raise UsageError(
-            f"build a directory of {count} samples: expected {count * LOCATION_BYTES} bytes of "
-            f"locations and 16 of UUID, got {locations.nbytes} and {len(dataset_uuid)}"
-        )
-    empty_text, empty_offsets = pack_paths(empty_directories)
-    content = abi.DirectoryContent(
-        count=count,
-        names=text.ctypes.data,
-        offsets=offsets.ctypes.data,
-        locations=locations.ctypes.data,
-        parts=None if parts is None else parts.ctypes.data,
-        part_count=0 if parts is None else len(parts),
-        data_bytes=data_bytes,
-        empty_names=empty_text.ctypes.data,
-        empty_offsets=empty_offsets.ctypes.data,
-        empty_count=len(empty_directories),
-        chunk_bytes=chunk_bytes,
-        dataset_uuid=(c_uint8 * 16).from_buffer_copy(dataset_uuid),
-    )
-    plan = abi.DirectoryPlan()
-    code = library().dlfs_directory_plan_build(byref(content), byref(plan))
-    check(code, f"plan the directory of {count} samples in {data_bytes} bytes of data")
-    entries = aligned_buffer(plan.entries_bytes, PART_ALIGNMENT_BYTES)
-    names = aligned_buffer(plan.names_bytes, PART_ALIGNMENT_BYTES)
-    code = library().dlfs_directory_build(
-        byref(plan), byref(content), entries.ctypes.data, names.ctypes.data
-    )
-    check(code, f"build the directory of {count} samples in {data_bytes} bytes of data")
-    return Segment(entries, names, int(plan.hash_seed))
-
-
-def sort_paths(text: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Sort packed paths by their bytes.
-
-    Args:
-        text: uint8[n_bytes], the paths one after the other.
-        offsets: uint64[n_samples + 1] around each path.
-
-    Returns:
-        uint64[n_samples]: the numbers of the paths, in the paths' order.
-
-    Raises:
-        DeviceError: not enough memory.
-    """
-    _check_packed(text, offsets)
-    order = np.empty(len(offsets) - 1, np.uint64)
-    code = library().dlfs_paths_sort(
-        text.ctypes.data, offsets.ctypes.data, len(order), order.ctypes.data
-    )
-    check(code, f"sort {len(order)} paths")
-    return order
-
-
-def _check_packed(text: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> None:
-    """Check what C does not check: that offsets rise and stay inside the text."""
-    if text.dtype != np.uint8 or offsets.dtype != np.uint64 or offsets.ndim != 1:
-        raise UsageError(
-            f"use packed paths: expected uint8 and uint64, got {text.dtype}, {offsets.dtype}"
-        )
-    if not (text.flags.c_contiguous and offsets.flags.c_contiguous) or len(offsets) == 0:
-        raise UsageError("use packed paths: expected contiguous arrays and at least one offset")
-    if offsets[-1] > text.nbytes or np.any(offsets[1:] < offsets[:-1]):
-        raise UsageError(f"use packed paths: expected rising offsets up to {text.nbytes}")
 
 
 def _check_version(entries: NDArray[np.uint8], label: str) -> None:
@@ -386,7 +261,7 @@ class NativeDirectory:
             UsageError: the arrays are not such, or names are not attached.
             FormatError: the tree or the names are malformed.
         """
-        _check_packed(text, offsets)
+        check_packed(text, offsets)
         self.load_names()
         out = np.empty(len(offsets) - 1, np.uint64)
         code = library().dlfs_directory_find(

@@ -3,7 +3,7 @@
 Paths may come in any order; a path's row is its place in that order. They are sorted, outside of
 the interpreter's lock, when they are listed or frozen. Every rule that a sealed directory must keep
 is checked as paths come in: the rules of a path, no path twice, and no path that is both a sample
-and a directory.
+and a directory. A sample takes its path and 34 to 39 bytes.
 
 Threads: one at a time.
 """
@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs._native.directory import build_segment, pack_paths, sort_paths
-from dlfs.errors import ExistsError, LimitError, NotFoundError, UsageError
+from dlfs._native import paths as native
+from dlfs._native.paths import PathRefusedError, PathTable, pack_paths
+from dlfs._native.segment import SegmentBuilder
+from dlfs.errors import DlfsError, ExistsError, LimitError, NotFoundError, UsageError
 from dlfs.format.constants import PATH_BYTES_MAX
-from dlfs.format.location import LOCATION, pack_locations, unpack_locations
+from dlfs.format.location import LOCATION, pack_locations, unpack_location
 from dlfs.format.paths import display, path_bytes
 
 DIRECTORY_PATH_BYTES_MAX = PATH_BYTES_MAX - 1
@@ -30,7 +32,7 @@ DIRECTORY_PATH_BYTES_MAX = PATH_BYTES_MAX - 1
 SAMPLES_MAX = 1 << 48
 """Most samples of one dataset (FORMAT.md, "Directory segment")."""
 
-_ROWS_AT_FIRST = 1024
+_LISTED = 4096  # paths that are made at a time
 _SECTIONS_BYTES = 11 * 4096  # header, and the padding of each section
 _SAMPLE_BYTES = 32  # location, order, leaf, separators, name offsets, and their checksums
 _CHUNK_BYTES = 10  # entries of the table of parts for a chunk of samples, which may need two chunks
@@ -70,35 +72,34 @@ class DirectoryBuilder:
     """Paths and locations of the samples added so far."""
 
     def __init__(self) -> None:
-        self._paths: dict[bytes, None] = {}  # in the order of rows
+        self._table = PathTable()
         self._order: NDArray[np.uint64] = np.empty(
             0, np.uint64
         )  # sorted order of the first rows; later rows are not sorted yet
-        self._directories: set[bytes] = set()  # those that contain other paths
-        self._added_directories: set[bytes] = set()
-        self._locations = np.empty(_ROWS_AT_FIRST, LOCATION)
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._table)
 
     def __contains__(self, path: object) -> bool:
-        return path in self._paths
+        return isinstance(path, bytes) and self._table.find(path) >= 0
 
     def __iter__(self) -> Iterator[bytes]:
         """Iterate over the paths in path order."""
-        return iter(self._sorted_paths())
+        rows = self.rows().view(np.uint64)
+        for first in range(0, len(rows), _LISTED):
+            yield from self._table.paths(rows[first : first + _LISTED])
 
     def get(self, path: bytes) -> Location:
-        """Return the location of a sample. Searches all paths.
+        """Return the location of a sample.
 
         Raises:
             NotFoundError: it was not added.
         """
-        if path not in self._paths:
+        row = self._table.find(path)
+        if row < 0:
             raise NotFoundError(f"look up {display(path)!r}: no such sample was added")
-        row = next(row for row, known in enumerate(self._paths) if known == path)
-        address, length, crc = unpack_locations(self._locations[row : row + 1])
-        return Location(int(address[0]), int(length[0]), int(crc[0]))
+        packed = np.frombuffer(self._table.location(row), LOCATION)
+        return Location(*unpack_location(packed[0]))
 
     def add(self, path: bytes, location: Location) -> None:
         """Add one sample. After an error the directory is unchanged.
@@ -136,16 +137,15 @@ class DirectoryBuilder:
                 f"add samples: expected as many locations as paths, "
                 f"got {len(locations)} and {len(paths)}"
             )
-        first = len(self._paths)
-        if first + len(paths) > SAMPLES_MAX:
+        if len(self) + len(paths) > SAMPLES_MAX:
             raise LimitError(
                 f"add {len(paths)} samples: expected at most {SAMPLES_MAX} in a dataset"
             )
-        new_directories = self._check(paths)
-        self._reserve(first + len(paths))
-        self._locations[first : first + len(paths)] = locations
-        self._paths.update(dict.fromkeys(paths))
-        self._directories |= new_directories
+        text, offsets = pack_paths(paths)
+        try:
+            self._table.add(text, offsets, locations)
+        except PathRefusedError as error:
+            raise explain_refusal(error) from error
 
     def add_directory(self, path: bytes) -> None:
         """Add a directory, which need not have samples below it. One that exists stays as it is.
@@ -155,38 +155,28 @@ class DirectoryBuilder:
             UsageError: the path breaks a rule of paths.
             LimitError: the path is too long.
         """
-        path_bytes(path)
-        if len(path) > DIRECTORY_PATH_BYTES_MAX:
-            raise LimitError(
-                f"add the directory {display(path)!r}: expected at most "
-                f"{DIRECTORY_PATH_BYTES_MAX} bytes, got {len(path)}"
-            )
-        if path in self._paths:
-            raise ExistsError(f"add the directory {display(path)!r}: a sample has this path")
-        parents: set[bytes] = set()
-        self._check_parents(path, set(), parents, "directory")
-        self._added_directories.add(path)
-        self._directories |= parents
+        try:
+            self._table.add_directory(path)
+        except PathRefusedError as error:
+            raise explain_refusal(error) from error
 
     def empty_directories(self) -> list[bytes]:
         """Return the added directories that contain neither samples nor others, in path order."""
-        return sorted(self._added_directories - self._directories, key=lambda path: path + b"/")
+        return self._table.empty_directories()
 
     def check(self, paths: Sequence[bytes]) -> None:
         """Raise the errors that ``add_many`` would raise for these paths; add nothing."""
-        self._check(paths)
+        text, offsets = pack_paths(paths)
+        try:
+            self._table.add(text, offsets, None)
+        except PathRefusedError as error:
+            raise explain_refusal(error) from error
 
     def rows(self) -> NDArray[np.int64]:
         """Return the row of each sample, ``int64[n_samples]`` in index order: 0 was added first."""
-        if len(self._order) != len(self._paths):
-            self._order = sort_paths(*pack_paths(list(self._paths)))
+        if len(self._order) != len(self):
+            self._order = self._table.sort()
         return self._order.view(np.int64)
-
-    def _sorted_paths(self) -> list[bytes]:
-        paths = np.empty(len(self._paths), object)
-        paths[:] = list(self._paths)
-        in_order: list[bytes] = paths[self.rows()].tolist()
-        return in_order
 
     def freeze(
         self,
@@ -210,61 +200,43 @@ class DirectoryBuilder:
                 chunk nor lies in one; or its CRC32C is not that of its parts.
             DeviceError: not enough memory.
         """
-        count = len(self._paths)
-        text, offsets = pack_paths(self._sorted_paths())
-        locations = self._locations[self.rows()]
-        lengths = unpack_locations(locations)[1]
-        table = None
-        if np.any(lengths > chunk_bytes):
-            table = np.zeros(data_bytes // chunk_bytes, np.uint32)
-            known = table[:0] if parts is None else parts[: len(table)]
-            table[: len(known)] = known
-        segment = build_segment(
-            text,
-            offsets,
-            locations.view(np.uint8),
-            dataset_uuid=dataset_uuid.bytes,
-            data_bytes=data_bytes,
-            chunk_bytes=chunk_bytes,
-            parts=table,
-            empty_directories=[path + b"/" for path in self.empty_directories()],
+        order = self.rows().view(np.uint64)
+        self._table.shrink()
+        with SegmentBuilder(
+            dataset_uuid=dataset_uuid.bytes, data_bytes=data_bytes, chunk_bytes=chunk_bytes
+        ) as builder:
+            builder.add_directories(self.empty_directories())
+            builder.add_table(self._table, order)
+            segment = builder.finish(parts)
+        return FrozenParts(
+            segment.entries, segment.names, segment.sample_count, segment.sample_bytes
         )
-        sample_bytes = int(lengths.sum(dtype=np.uint64))
-        return FrozenParts(segment.entries, segment.names, count, sample_bytes)
 
-    def _reserve(self, rows: int) -> None:
-        if rows > len(self._locations):
-            grown: NDArray[Any] = np.empty(max(rows, 2 * len(self._locations)), LOCATION)
-            grown[: len(self._paths)] = self._locations[: len(self._paths)]
-            self._locations = grown
 
-    def _check(self, paths: Sequence[bytes]) -> set[bytes]:
-        """Check new paths; return the directories that they add."""
-        new: set[bytes] = set()
-        directories: set[bytes] = set()
-        for path in paths:
-            path_bytes(path)
-            if path in new or path in self._paths:
-                raise ExistsError(f"add the sample {display(path)!r}: it was added already")
-            if path in directories or path in self._directories or path in self._added_directories:
-                raise ExistsError(f"add the sample {display(path)!r}: a directory has this path")
-            new.add(path)
-            self._check_parents(path, new, directories, "sample")
-        return directories
+def explain_refusal(error: PathRefusedError) -> DlfsError:
+    """Return the error that says what is wrong with a path that libdlfs refused."""
+    path = error.path
+    noun = "directory" if error.is_directory else "sample"
+    action = f"add the {noun} {display(path)!r}"
+    if error.rule == native.REPEATED:
+        return ExistsError(f"{action}: it was added already")
+    if error.rule == native.IS_DIRECTORY:
+        return ExistsError(f"{action}: a directory has this path")
+    if error.rule == native.BELOW_SAMPLE and error.sample == path:
+        return ExistsError(f"{action}: a sample has this path")
+    if error.rule == native.BELOW_SAMPLE:
+        sample = display(error.sample)
+        return ExistsError(f"{action}: {sample!r} is a sample, it cannot be a directory")
+    if error.rule == native.MALFORMED:
+        return _explain_malformed(path, action)
+    return error
 
-    def _check_parents(
-        self, path: bytes, new: set[bytes], directories: set[bytes], noun: str
-    ) -> None:
-        """Add the directories that contain a path to ``directories``, up to the first known one."""
-        slash = path.rfind(b"/")
-        while slash > 0:
-            parent = path[:slash]
-            if parent in self._directories or parent in directories:
-                return
-            if parent in self._paths or parent in new:
-                raise ExistsError(
-                    f"add the {noun} {display(path)!r}: {display(parent)!r} is a sample, "
-                    f"it cannot be a directory"
-                )
-            directories.add(parent)
-            slash = path.rfind(b"/", 0, slash)
+
+def _explain_malformed(path: bytes, action: str) -> DlfsError:
+    try:
+        path_bytes(path)
+    except (LimitError, UsageError) as error:
+        return error
+    return LimitError(
+        f"{action}: expected at most {DIRECTORY_PATH_BYTES_MAX} bytes, got {len(path)}"
+    )

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs._native.directory import NativeDirectory, pack_paths
+from dlfs._native.directory import NativeDirectory
+from dlfs._native.paths import pack_paths
 from dlfs.base.closing import Closing
 from dlfs.base.forks import Lock, cached_property
 from dlfs.base.wording import quote

@@ -1,5 +1,5 @@
 /*
- * Writing datasets: packing samples into chunks, building their directory, sorting paths, reading
+ * Writing datasets: packing samples into chunks, sorting paths, building their directory, reading
  * many small source files, and filters of HDF5.
  *
  * Used by the dataset writer and by imports (dlfs/_native/packing.py, directory.py, files.py,
@@ -67,51 +67,23 @@ DLFS_API int64_t dlfs_pack_verify(const dlfs_location *locations, uint64_t count
                                   const void *window, uint64_t window_address,
                                   uint64_t window_bytes, uint32_t *crcs);
 
-/* ---- building a directory ------------------------------------------------------------------- */
-
-/*
- * The content of a directory segment to be built; borrowed. The paths of samples are
- * names[offsets[i]..offsets[i+1]), in strictly rising byte order; those of directories without
- * samples below them, likewise, each with a '/' behind it. No two are alike, and none lies below
- * another.
- */
-typedef struct dlfs_directory_content {
-    uint64_t count;
-    const uint8_t *names;
-    const uint64_t *offsets;        /* [count + 1] */
-    const dlfs_location *locations; /* [count] */
-    const uint32_t *parts;          /* [part_count], as dlfs_directory_parts returns them */
-    uint64_t part_count; /* data_bytes / chunk_bytes if a sample is larger than a chunk, else 0 */
-    uint64_t data_bytes; /* size of the data space, a multiple of chunk_bytes */
-    const uint8_t *empty_names;    /* NULL without any */
-    const uint64_t *empty_offsets; /* [empty_count + 1] */
-    uint64_t empty_count;
-    uint32_t chunk_bytes; /* chunk size of the volume, a power of two */
-    uint8_t dataset_uuid[16];
-} dlfs_directory_content;
-
-/* Sizes of the parts of a directory segment. */
-typedef struct dlfs_directory_plan {
-    uint64_t sample_count;
-    uint64_t entries_bytes; /* all but the names: loaded when the dataset is opened */
-    uint64_t names_bytes;   /* name blocks and their offsets: loaded when names are needed */
-    uint64_t hash_seed;     /* smallest seed with which no 16 paths share a hash */
-} dlfs_directory_plan;
-
-/*
- * Plan, then encode, the directory of a dataset. entries and names are written completely:
- * plan->entries_bytes and names_bytes, both multiples of 4096. Errors: -EINVAL (paths out of order
- * or over the limits; locations over data_bytes, overlapping, or in chunks as none may be; a
- * CRC32C that is not that of the sample's parts; other counts or sizes than the content requires),
- * -ENOMEM.
- */
-DLFS_API int dlfs_directory_plan_build(const dlfs_directory_content *content,
-                                       dlfs_directory_plan *plan);
-DLFS_API int dlfs_directory_build(const dlfs_directory_plan *plan,
-                                  const dlfs_directory_content *content, void *entries,
-                                  void *names);
-
 /* ---- paths ----------------------------------------------------------------------------------- */
+
+/* The rule that a path breaks. */
+#define DLFS_PATH_MALFORMED 1u    /* FORMAT.md, section 6; a directory's without a '/' behind it */
+#define DLFS_PATH_UNSORTED 2u     /* it is not behind the path before it */
+#define DLFS_PATH_REPEATED 3u     /* a sample has this path already */
+#define DLFS_PATH_BELOW_SAMPLE 4u /* its first prefix_bytes bytes are the path of a sample */
+#define DLFS_PATH_IS_DIRECTORY 5u /* a directory has this path */
+
+/* A path that was refused. */
+typedef struct dlfs_path_refusal {
+    uint64_t index;        /* number of the path in the call; of a directory, among all of them */
+    uint32_t rule;         /* DLFS_PATH_*; 0: no path was refused */
+    uint32_t prefix_bytes; /* length of the sample's path that the refused one lies below, or is */
+    uint32_t is_directory; /* 1: a directory was refused, else a sample */
+    uint32_t reserved;
+} dlfs_path_refusal;
 
 /*
  * Sorts paths names[offsets[i]..offsets[i+1]): order[k] gets the number of the k-th path in byte
@@ -120,6 +92,125 @@ DLFS_API int dlfs_directory_build(const dlfs_directory_plan *plan,
  */
 DLFS_API int dlfs_paths_sort(const uint8_t *names, const uint64_t *offsets, uint64_t count,
                              uint64_t *order);
+
+/*
+ * The samples of a dataset that is being written, in the order that they were added in: paths,
+ * locations, and an index that finds a path. It takes 24 bytes a sample and its path, and for the
+ * index 9.5 to 14.5 bytes a sample and 26 to 31 a directory. Memory grows without a copy. Not
+ * thread-safe.
+ */
+typedef struct dlfs_path_table dlfs_path_table;
+
+/* Errors: -ENOMEM. */
+DLFS_API int dlfs_path_table_create(dlfs_path_table **out);
+/* Frees the table. table may be NULL. */
+DLFS_API void dlfs_path_table_destroy(dlfs_path_table *table);
+/*
+ * Adds samples: all or none. Paths may come in any order, names[offsets[i]..offsets[i+1]). With
+ * locations NULL, they are only checked. Errors: -EINVAL (*refusal has the first path that breaks a
+ * rule: malformed, repeated, a directory, below a sample; or else an argument is NULL, or the
+ * offsets fall), -ENOMEM.
+ */
+DLFS_API int dlfs_path_table_add(dlfs_path_table *table, const uint8_t *names,
+                                 const uint64_t *offsets, const dlfs_location *locations,
+                                 uint64_t count, dlfs_path_refusal *refusal);
+/*
+ * Adds a directory, without a '/' behind it, which need not have samples below it. One that exists
+ * stays as it is. Errors: -EINVAL (*refusal has the rule; DLFS_PATH_BELOW_SAMPLE with the whole
+ * path as prefix: a sample has this path), -ENOMEM.
+ */
+DLFS_API int dlfs_path_table_add_directory(dlfs_path_table *table, const uint8_t *path,
+                                           uint64_t bytes, dlfs_path_refusal *refusal);
+/*
+ * Finds a sample: returns 1 and sets *row to its number, in the order that samples were added in,
+ * or returns 0. Errors: -ENOMEM (after dlfs_path_table_shrink).
+ */
+DLFS_API int dlfs_path_table_find(dlfs_path_table *table, const uint8_t *path, uint64_t bytes,
+                                  uint64_t *row);
+
+/* The content of a table; valid until the next call that changes the table. */
+typedef struct dlfs_path_table_view {
+    uint64_t count;
+    const uint8_t *names;
+    const uint64_t *offsets; /* [count + 1] */
+    const dlfs_location *locations;
+} dlfs_path_table_view;
+
+DLFS_API void dlfs_path_table_get_view(const dlfs_path_table *table, dlfs_path_table_view *view);
+/*
+ * Copies the added directories that contain neither samples nor other directories, with a '/'
+ * behind each, in no order. Returns their number, and sets *bytes to the length of their text; if
+ * that is over names_bytes, or the number over capacity, nothing is copied.
+ */
+DLFS_API uint64_t dlfs_path_table_empty_directories(const dlfs_path_table *table, uint8_t *names,
+                                                    uint64_t names_bytes, uint64_t *offsets,
+                                                    uint64_t capacity, uint64_t *bytes);
+/* Frees the index, which the next call that needs it makes again. */
+DLFS_API void dlfs_path_table_shrink(dlfs_path_table *table);
+
+/* ---- building a directory ------------------------------------------------------------------- */
+
+/* Those fields of a directory segment's header that do not follow from the samples. */
+typedef struct dlfs_directory_config {
+    uint64_t data_bytes;  /* size of the data space, a multiple of chunk_bytes */
+    uint32_t chunk_bytes; /* chunk size of the volume, a power of two */
+    uint8_t dataset_uuid[16];
+    uint32_t reserved;
+} dlfs_directory_config;
+
+/* A directory segment. The memory is the builder's. */
+typedef struct dlfs_directory_segment {
+    uint8_t *entries;       /* all but the names: loaded when the dataset is opened */
+    uint8_t *names;         /* name blocks and their offsets: loaded when names are needed */
+    uint64_t entries_bytes; /* both are multiples of 4096, as are the addresses */
+    uint64_t names_bytes;
+    uint64_t sample_count;
+    uint64_t sample_bytes; /* sum of the lengths of the samples */
+    uint64_t empty_count;  /* empty directories */
+    uint64_t hash_seed;    /* smallest seed with which no 16 paths share a hash */
+} dlfs_directory_segment;
+
+/*
+ * Builds a directory segment from paths in rising order. Names are encoded as they come. Beside the
+ * segment it takes half a byte a sample, and 32 bytes a sample in dlfs_directory_builder_finish.
+ * Not thread-safe. After an error, a builder may only be destroyed.
+ */
+typedef struct dlfs_directory_builder dlfs_directory_builder;
+
+/* Errors: -EINVAL (a size), -ENOMEM. */
+DLFS_API int dlfs_directory_builder_create(const dlfs_directory_config *config,
+                                           dlfs_directory_builder **out);
+/* Frees the builder and the segment. builder may be NULL. */
+DLFS_API void dlfs_directory_builder_destroy(dlfs_directory_builder *builder);
+/*
+ * Adds directories, names[offsets[i]..offsets[i+1]) with a '/' behind each, in strictly rising byte
+ * order over all calls, before any samples. Those that samples or other directories lie below are
+ * left out of the segment, which has them anyway. Errors: -EINVAL (*refusal has the path:
+ * malformed, unsorted), -ENOMEM.
+ */
+DLFS_API int dlfs_directory_builder_add_directories(dlfs_directory_builder *builder,
+                                                    const uint8_t *names, const uint64_t *offsets,
+                                                    uint64_t count, dlfs_path_refusal *refusal);
+/*
+ * Adds samples, in strictly rising byte order over all calls: of the paths
+ * names[offsets[i]..offsets[i+1]) and their locations those with the numbers order[0..count), or
+ * 0..count-1 if order is NULL. Errors: -EINVAL (*refusal has the number k in 0..count-1 of the
+ * first path that breaks a rule, or a directory below a sample), -ENOMEM.
+ */
+DLFS_API int dlfs_directory_builder_add(dlfs_directory_builder *builder, const uint8_t *names,
+                                        const uint64_t *offsets, const dlfs_location *locations,
+                                        const uint64_t *order, uint64_t count,
+                                        dlfs_path_refusal *refusal);
+/*
+ * Completes the segment. parts[0..part_count) are the CRC32Cs of the parts in the first chunks of
+ * the data space, as dlfs_directory_parts returns them; those of other chunks are 0. They are used
+ * if a sample is larger than a chunk. Errors: -EINVAL (*refusal has a directory below a sample; or
+ * its rule is 0: locations over data_bytes, overlapping, or in chunks as none may be, or a CRC32C
+ * that is not that of the sample's parts), -ENOMEM.
+ */
+DLFS_API int dlfs_directory_builder_finish(dlfs_directory_builder *builder, const uint32_t *parts,
+                                           uint64_t part_count, dlfs_path_refusal *refusal,
+                                           dlfs_directory_segment *segment);
 
 /* ---- files ----------------------------------------------------------------------------------- */
 

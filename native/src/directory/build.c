@@ -1,17 +1,19 @@
 /*
- * Writes a directory segment: names, locations, storage order, tree, parts, checksums.
+ * Builds a directory segment from a stream of paths: names, locations, storage order, tree, parts,
+ * checksums.
  *
- * There are two steps, between which the caller allocates space for the parts. Planning reads the
- * names once, checks every rule about paths, adds up the name blocks and chooses the hash seed.
- * Building writes. The sorts are radix sorts of (key, index) pairs: stable, so that equal keys stay
- * in index order, and linear for any keys.
+ * Names are encoded and locations stored as they come, each in memory that grows. At the end both
+ * are moved behind what precedes them in the segment. Then the samples are sorted by address, and
+ * after that by the hash of their path, in the same memory. The hashes are those of the paths
+ * decoded from the names part, once for each seed that is tried.
+ *
+ * The sorts are radix sorts of (key, index) pairs: stable, so that equal keys stay in index order,
+ * and linear for any keys.
  */
 #include "directory/build.h"
 
 #include <errno.h>
-#include <stdbool.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define EQUAL_HASHES_MAX                                                                   \
     15u               /* most samples with one hash: they fit into two neighbouring leaves \
@@ -20,10 +22,246 @@
 #define RADIX_BITS 11u
 #define RADIX_SIZE (1u << RADIX_BITS)
 
+struct dlfs_directory_builder {
+    dlfs_directory_config config;
+    bool ended;                    /* after an error, or complete */
+    struct growing_memory entries; /* locations; at the end, the entries part */
+    uint64_t sample_bytes;
+    bool large; /* a sample is larger than a chunk */
+
+    struct path_walk walk;    /* over samples and directories */
+    struct name_list samples; /* its text becomes the names part */
+    uint32_t samples_shared;  /* bytes common to all paths of the walk since the last sample */
+    struct name_list empty;   /* directories that nothing lies below */
+    uint32_t empty_shared;    /* bytes common to all paths since the last of these */
+
+    struct growing_memory directory_text; /* all added directories */
+    struct growing_memory
+        directory_starts; /* uint64_t: position of each in the text, and the end */
+    uint64_t directory_count;
+    uint64_t directories_taken; /* those that the walk has passed */
+    bool pending;               /* the last of them is empty unless the next path lies below it */
+    uint32_t pending_shared;    /* the bytes that it shares with the empty directory before it */
+};
+
 typedef struct pair {
     uint64_t key;
     uint64_t index;
 } pair;
+
+/* ---- paths ----------------------------------------------------------------------------------- */
+
+int dlfs_directory_builder_create(const dlfs_directory_config *config, dlfs_directory_builder **out)
+{
+    if (config == NULL || out == NULL) {
+        return -EINVAL;
+    }
+    uint32_t chunk = config->chunk_bytes;
+    if (chunk < DLFS_CHUNK_BYTES_MIN || chunk > DLFS_CHUNK_BYTES_MAX ||
+        (chunk & (chunk - 1)) != 0 || config->data_bytes % chunk != 0) {
+        return -EINVAL;
+    }
+    dlfs_directory_builder *builder = calloc(1, sizeof(*builder));
+    if (builder == NULL) {
+        return -ENOMEM;
+    }
+    builder->config = *config;
+    builder->samples_shared = UINT32_MAX;
+    builder->empty_shared = UINT32_MAX;
+    *out = builder;
+    return 0;
+}
+
+void dlfs_directory_builder_destroy(dlfs_directory_builder *builder)
+{
+    if (builder == NULL) {
+        return;
+    }
+    growing_memory_free(&builder->entries);
+    growing_memory_free(&builder->directory_text);
+    growing_memory_free(&builder->directory_starts);
+    dlfs_name_list_free(&builder->samples);
+    dlfs_name_list_free(&builder->empty);
+    free(builder);
+}
+
+/* Returns the path of an added directory, and its length. */
+static const uint8_t *directory_path(const dlfs_directory_builder *builder, uint64_t number,
+                                     uint64_t *bytes)
+{
+    const uint64_t *starts = (const uint64_t *)builder->directory_starts.base;
+    *bytes = starts[number + 1] - starts[number];
+    return builder->directory_text.base + starts[number];
+}
+
+/* Returns the rule that a directory breaks by itself, or with the one before it, or 0. */
+static uint32_t check_directory(const dlfs_directory_builder *builder, const uint8_t *path,
+                                uint64_t bytes)
+{
+    if (bytes == 0 || bytes > DLFS_PATH_BYTES_MAX || path[bytes - 1] != '/' ||
+        !dlfs_path_is_valid(path, bytes - 1)) {
+        return DLFS_PATH_MALFORMED;
+    }
+    if (builder->directory_count > 0) {
+        uint64_t last_bytes;
+        const uint8_t *last = directory_path(builder, builder->directory_count - 1, &last_bytes);
+        if (dlfs_compare_paths(last, last_bytes, path, bytes) >= 0) {
+            return DLFS_PATH_UNSORTED;
+        }
+    }
+    return 0;
+}
+
+/* Stores one directory. -ENOMEM. */
+static int store_directory(dlfs_directory_builder *builder, const uint8_t *path, uint64_t bytes)
+{
+    uint64_t number = builder->directory_count;
+    uint64_t end = number > 0 ? ((const uint64_t *)builder->directory_starts.base)[number] : 0;
+    if (growing_memory_reserve(&builder->directory_text, end + bytes) < 0 ||
+        growing_memory_reserve(&builder->directory_starts, (number + 2) * sizeof(uint64_t)) < 0) {
+        return -ENOMEM;
+    }
+    memcpy(builder->directory_text.base + end, path, bytes);
+    ((uint64_t *)builder->directory_starts.base)[number + 1] = end + bytes;
+    builder->directory_count++;
+    return 0;
+}
+
+int dlfs_directory_builder_add_directories(dlfs_directory_builder *builder, const uint8_t *names,
+                                           const uint64_t *offsets, uint64_t count,
+                                           dlfs_path_refusal *refusal)
+{
+    if (builder == NULL || refusal == NULL || (count > 0 && (names == NULL || offsets == NULL))) {
+        return -EINVAL;
+    }
+    *refusal = (dlfs_path_refusal){.is_directory = 1};
+    if (builder->ended || builder->samples.count > 0 ||
+        count > DLFS_DIRECTORY_SAMPLES_MAX - builder->directory_count) {
+        return -EINVAL;
+    }
+    int code = 0;
+    for (uint64_t i = 0; i < count && code == 0; i++) {
+        const uint8_t *path = names + offsets[i];
+        uint64_t bytes = offsets[i + 1] - offsets[i];
+        refusal->index = builder->directory_count;
+        if (offsets[i + 1] >= offsets[i]) {
+            refusal->rule = check_directory(builder, path, bytes);
+        }
+        bool refused = offsets[i + 1] < offsets[i] || refusal->rule != 0;
+        code = refused ? -EINVAL : store_directory(builder, path, bytes);
+    }
+    builder->ended = code < 0;
+    return code;
+}
+
+/* Encodes the last directory of the walk, unless the next path, which may be NULL, lies below. */
+static int encode_pending(dlfs_directory_builder *builder, const uint8_t *next, uint64_t bytes)
+{
+    if (!builder->pending) {
+        return 0;
+    }
+    uint64_t path_bytes;
+    const uint8_t *path = directory_path(builder, builder->directories_taken - 1, &path_bytes);
+    builder->pending = false;
+    if (next != NULL && bytes >= path_bytes && memcmp(next, path, path_bytes) == 0) {
+        return 0;
+    }
+    builder->empty_shared = UINT32_MAX;
+    return dlfs_name_list_add(&builder->empty, path, (uint32_t)path_bytes, builder->pending_shared);
+}
+
+/*
+ * Takes the next path of samples and directories together. Of paths in order, two have as many
+ * bytes in common as the pair of neighbours between them that has the fewest. Errors: -EINVAL and
+ * the refusal's rule, -ENOMEM.
+ */
+static int take_path(dlfs_directory_builder *builder, const uint8_t *path, uint64_t bytes,
+                     bool directory, dlfs_path_refusal *refusal)
+{
+    uint32_t common = 0;
+    refusal->rule = dlfs_path_walk_next(&builder->walk, path, bytes, directory, &common);
+    if (refusal->rule != 0) {
+        refusal->prefix_bytes = common;
+        return -EINVAL;
+    }
+    int code = encode_pending(builder, path, bytes);
+    if (common < builder->samples_shared) {
+        builder->samples_shared = common;
+    }
+    if (common < builder->empty_shared) {
+        builder->empty_shared = common;
+    }
+    return code;
+}
+
+/* Takes the directories before a sample, or all without one. Errors: as take_path. */
+static int take_directories(dlfs_directory_builder *builder, const uint8_t *sample, uint64_t bytes,
+                            dlfs_path_refusal *refusal)
+{
+    while (builder->directories_taken < builder->directory_count) {
+        uint64_t path_bytes;
+        const uint8_t *path = directory_path(builder, builder->directories_taken, &path_bytes);
+        if (sample != NULL && dlfs_compare_paths(sample, bytes, path, path_bytes) < 0) {
+            break;
+        }
+        int code = take_path(builder, path, path_bytes, true, refusal);
+        if (code < 0) {
+            refusal->index = builder->directories_taken;
+            refusal->is_directory = 1;
+            return code;
+        }
+        builder->directories_taken++;
+        builder->pending = true;
+        builder->pending_shared = builder->empty_shared;
+    }
+    return 0;
+}
+
+static int take_sample(dlfs_directory_builder *builder, const uint8_t *path, uint64_t bytes,
+                       const dlfs_location *location, dlfs_path_refusal *refusal)
+{
+    int code = take_directories(builder, path, bytes, refusal);
+    if (code == 0) {
+        code = take_path(builder, path, bytes, false, refusal);
+    }
+    if (code < 0) {
+        return code;
+    }
+    uint64_t length = dlfs_location_length(location);
+    ((dlfs_location *)builder->entries.base)[builder->samples.count] = *location;
+    builder->sample_bytes += length;
+    builder->large = builder->large || length > builder->config.chunk_bytes;
+    code = dlfs_name_list_add(&builder->samples, path, (uint32_t)bytes, builder->samples_shared);
+    builder->samples_shared = UINT32_MAX;
+    return code;
+}
+
+int dlfs_directory_builder_add(dlfs_directory_builder *builder, const uint8_t *names,
+                               const uint64_t *offsets, const dlfs_location *locations,
+                               const uint64_t *order, uint64_t count, dlfs_path_refusal *refusal)
+{
+    if (builder == NULL || refusal == NULL ||
+        (count > 0 && (names == NULL || offsets == NULL || locations == NULL))) {
+        return -EINVAL;
+    }
+    *refusal = (dlfs_path_refusal){.rule = 0};
+    if (builder->ended || count > DLFS_DIRECTORY_SAMPLES_MAX - builder->samples.count) {
+        return -EINVAL;
+    }
+    int code = growing_memory_reserve(&builder->entries,
+                                      (builder->samples.count + count) * sizeof(dlfs_location));
+    for (uint64_t k = 0; k < count && code == 0; k++) {
+        uint64_t i = order != NULL ? order[k] : k;
+        refusal->index = k;
+        code = offsets[i + 1] < offsets[i]
+                   ? -EINVAL
+                   : take_sample(builder, names + offsets[i], offsets[i + 1] - offsets[i],
+                                 &locations[i], refusal);
+    }
+    dlfs_path_walk_save(&builder->walk);
+    builder->ended = code < 0;
+    return code;
+}
 
 /* ---- sorting --------------------------------------------------------------------------------- */
 
@@ -62,150 +300,50 @@ static pair *radix_sort(pair *pairs, pair *spare, uint64_t count)
     return pairs;
 }
 
-static pair *allocate_pairs(uint64_t count)
+/* ---- hashes ---------------------------------------------------------------------------------- */
+
+static uint32_t read_varint(const uint8_t **at)
 {
-    /* Memory for both arrays of a sort; count is at most 2^48, so this cannot overflow. */
-    return malloc((count > 0 ? count : 1) * 2 * sizeof(pair));
+    uint32_t value = *(*at)++;
+    return value < 0x80 ? value : (value & 0x7f) | (uint32_t) * (*at)++ << 7;
 }
 
-static void hash_names(const uint8_t *names, const uint64_t *offsets, uint64_t count, uint64_t seed,
-                       pair *pairs)
+/* Hashes the paths of a names part that was made here. */
+static void hash_names(const uint8_t *names, uint64_t count, uint64_t seed, pair *pairs)
 {
+    uint8_t path[DLFS_PATH_BYTES_MAX];
+    const uint8_t *at = names + *(const uint64_t *)names;
     for (uint64_t i = 0; i < count; i++) {
-        pairs[i].key = dlfs_path_hash(names + offsets[i], offsets[i + 1] - offsets[i], seed);
+        uint32_t shared = read_varint(&at);
+        uint32_t suffix_bytes = read_varint(&at);
+        memcpy(path + shared, at, suffix_bytes);
+        at += suffix_bytes;
+        pairs[i].key = dlfs_path_hash(path, shared + suffix_bytes, seed);
         pairs[i].index = i;
     }
 }
 
-/* ---- the seed -------------------------------------------------------------------------------- */
-
 /*
- * Counts hashes by their first bits, in a table with at least twice as many counters as samples. If
- * no counter exceeds the limit, no hash does: this nearly always decides without a sort. Returns 1,
- * 0 or -ENOMEM.
+ * Sorts the samples by the hash of their path, with the smallest seed with which no hash is too
+ * frequent. Sets *sorted to one of the two arrays of count > 0 pairs. -EINVAL: no seed will do.
  */
-static int seed_is_plainly_good(const uint8_t *names, const uint64_t *offsets, uint64_t count,
-                                uint64_t seed)
-{
-    uint32_t bits = 4;
-    while (UINT64_C(1) << bits < 2 * count) {
-        bits++;
-    }
-    uint8_t *counters = calloc(UINT64_C(1) << bits, 1);
-    if (counters == NULL) {
-        return -ENOMEM;
-    }
-    int good = 1;
-    for (uint64_t i = 0; i < count && good; i++) {
-        uint64_t hash = dlfs_path_hash(names + offsets[i], offsets[i + 1] - offsets[i], seed);
-        if (++counters[hash >> (64 - bits)] > EQUAL_HASHES_MAX) {
-            good = 0;
-        }
-    }
-    free(counters);
-    return good;
-}
-
-/* Decides the same exactly, by sorting. Returns 1, 0 or -ENOMEM. */
-static int seed_is_good(const uint8_t *names, const uint64_t *offsets, uint64_t count,
-                        uint64_t seed)
-{
-    if (count <= EQUAL_HASHES_MAX) {
-        return 1;
-    }
-    int good = seed_is_plainly_good(names, offsets, count, seed);
-    if (good != 0) {
-        return good;
-    }
-    pair *pairs = allocate_pairs(count);
-    if (pairs == NULL) {
-        return -ENOMEM;
-    }
-    hash_names(names, offsets, count, seed, pairs);
-    const pair *sorted = radix_sort(pairs, pairs + count, count);
-    good = 1;
-    for (uint64_t i = EQUAL_HASHES_MAX; i < count && good; i++) {
-        good = sorted[i].key != sorted[i - EQUAL_HASHES_MAX].key;
-    }
-    free(pairs);
-    return good;
-}
-
-static int choose_seed(const uint8_t *names, const uint64_t *offsets, uint64_t count,
-                       uint64_t *seed)
+static int sort_hashes(const uint8_t *names, uint64_t count, pair *pairs, uint64_t *seed,
+                       const pair **sorted)
 {
     for (uint64_t candidate = 0; candidate < SEEDS_MAX; candidate++) {
-        int good = seed_is_good(names, offsets, count, candidate);
-        if (good < 0) {
-            return good;
+        hash_names(names, count, candidate, pairs);
+        const pair *all = radix_sort(pairs, pairs + count, count);
+        bool good = true;
+        for (uint64_t i = EQUAL_HASHES_MAX; i < count && good; i++) {
+            good = all[i].key != all[i - EQUAL_HASHES_MAX].key;
         }
-        if (good > 0) {
+        if (good) {
             *seed = candidate;
+            *sorted = all;
             return 0;
         }
     }
     return -EINVAL;
-}
-
-/* Checks what does not depend on the samples. */
-static int check_content(const dlfs_directory_content *content)
-{
-    uint32_t chunk = content->chunk_bytes;
-    bool complete =
-        content->offsets != NULL &&
-        (content->count == 0 || (content->names != NULL && content->locations != NULL)) &&
-        (content->empty_count == 0 ||
-         (content->empty_names != NULL && content->empty_offsets != NULL));
-    bool sized = chunk >= DLFS_CHUNK_BYTES_MIN && chunk <= DLFS_CHUNK_BYTES_MAX &&
-                 (chunk & (chunk - 1)) == 0 && content->data_bytes % chunk == 0;
-    if (!complete || !sized || content->count > DLFS_DIRECTORY_SAMPLES_MAX ||
-        content->empty_count > DLFS_DIRECTORY_SAMPLES_MAX) {
-        return -EINVAL;
-    }
-    bool parts = content->part_count > 0;
-    if (parts && (content->parts == NULL || content->part_count != content->data_bytes / chunk)) {
-        return -EINVAL;
-    }
-    return 0;
-}
-
-static int compute_layout(const dlfs_directory_content *content, uint64_t names_bytes,
-                          dlfs_directory_layout *layout)
-{
-    const dlfs_directory_counts counts = {.sample_count = content->count,
-                                          .names_bytes = names_bytes,
-                                          .part_count = content->part_count,
-                                          .empty_count = content->empty_count};
-    return dlfs_directory_layout_compute(&counts, layout);
-}
-
-int dlfs_directory_plan_build(const dlfs_directory_content *content, dlfs_directory_plan *plan)
-{
-    dlfs_directory_layout layout;
-    uint64_t bytes;
-    uint64_t seed = 0;
-
-    if (plan == NULL || content == NULL || check_content(content) < 0) {
-        return -EINVAL;
-    }
-    uint64_t count = content->count;
-    int code = dlfs_directory_encode_names(content, NULL, DLFS_DIRECTORY_NAMES_BYTES_MAX, &bytes);
-    if (code < 0) {
-        return code;
-    }
-    bytes = (bytes + DLFS_DIRECTORY_BLOCK_BYTES - 1) & ~(uint64_t)(DLFS_DIRECTORY_BLOCK_BYTES - 1);
-    code = compute_layout(content, bytes, &layout);
-    if (code == 0) {
-        code = choose_seed(content->names, content->offsets, count, &seed);
-    }
-    if (code < 0) {
-        return code;
-    }
-    *plan = (dlfs_directory_plan){.sample_count = count,
-                                  .entries_bytes = layout.entries_bytes,
-                                  .names_bytes = layout.names_bytes,
-                                  .hash_seed = seed};
-    return 0;
 }
 
 /* ---- sections -------------------------------------------------------------------------------- */
@@ -221,44 +359,42 @@ static void store_index(void *indices, uint32_t index_bytes, uint64_t at, uint64
 
 /*
  * Checks the location of one sample: it lies in the data space, in chunks as it must, and if it is
- * larger than a chunk its CRC32C is that of its parts. Sets *large for such a sample.
+ * larger than a chunk its CRC32C is that of its parts.
  */
-static int check_location(const dlfs_directory_content *content, const dlfs_location *location,
-                          bool *large)
+static int check_location(const dlfs_directory_config *config, const dlfs_directory_layout *layout,
+                          const uint8_t *entries, const dlfs_location *location)
 {
     uint64_t address = dlfs_location_address(location);
     uint64_t length = dlfs_location_length(location);
-    if (address > content->data_bytes || length > content->data_bytes - address ||
-        !dlfs_location_fits_chunks(location, content->chunk_bytes)) {
+    if (address > config->data_bytes || length > config->data_bytes - address ||
+        !dlfs_location_fits_chunks(location, config->chunk_bytes)) {
         return -EINVAL;
     }
-    if (length <= content->chunk_bytes) {
+    if (length <= config->chunk_bytes) {
         return 0;
     }
-    *large = true;
-    int code = dlfs_directory_check_parts(location, content->chunk_bytes, content->parts,
-                                          content->part_count);
+    int code = dlfs_directory_check_parts(location, config->chunk_bytes,
+                                          (const uint32_t *)(entries + layout->parts_offset),
+                                          layout->part_count);
     return code < 0 ? -EINVAL : 0;
 }
 
 /* Writes the order section. -EINVAL: a location breaks a rule, or a sample begins in another. */
-static int build_order(const dlfs_directory_layout *layout, const dlfs_directory_content *content,
+static int build_order(const dlfs_directory_config *config, const dlfs_directory_layout *layout,
                        pair *pairs, uint8_t *entries)
 {
     uint64_t count = layout->sample_count;
-    const dlfs_location *locations = content->locations;
-    bool large = false;
+    const dlfs_location *locations = (const dlfs_location *)(entries + layout->locations_offset);
+    bool rising = true;
     for (uint64_t i = 0; i < count; i++) {
-        if (check_location(content, &locations[i], &large) < 0) {
+        if (check_location(config, layout, entries, &locations[i]) < 0) {
             return -EINVAL;
         }
         pairs[i].key = dlfs_location_address(&locations[i]);
         pairs[i].index = i;
+        rising = rising && (i == 0 || pairs[i - 1].key <= pairs[i].key);
     }
-    if (large != (content->part_count > 0)) {
-        return -EINVAL;
-    }
-    const pair *sorted = count > 0 ? radix_sort(pairs, pairs + count, count) : pairs;
+    const pair *sorted = rising ? pairs : radix_sort(pairs, pairs + count, count);
     uint64_t end = 0; /* end of the samples so far that have bytes */
     for (uint64_t rank = 0; rank < count; rank++) {
         const pair *at = &sorted[rank];
@@ -267,7 +403,7 @@ static int build_order(const dlfs_directory_layout *layout, const dlfs_directory
             if (at->key < end) {
                 return -EINVAL;
             }
-            end = dlfs_location_end(&locations[at->index], content->chunk_bytes);
+            end = dlfs_location_end(&locations[at->index], config->chunk_bytes);
         }
         store_index(entries + layout->order_offset, layout->index_bytes, rank, at->index);
     }
@@ -306,18 +442,18 @@ static void build_tree(const dlfs_directory_layout *layout, const pair *sorted, 
     build_separators(layout, sorted, (uint64_t *)(entries + layout->separators_offset));
 }
 
-static void build_header(const dlfs_directory_layout *layout, const dlfs_directory_plan *plan,
-                         const dlfs_directory_content *content, uint8_t *entries)
+static void build_header(const dlfs_directory_layout *layout, const dlfs_directory_config *config,
+                         uint64_t seed, uint8_t *entries)
 {
     dlfs_directory_header *header = (dlfs_directory_header *)entries;
     memcpy(header->magic, DLFS_DIRECTORY_MAGIC, sizeof(header->magic));
-    memcpy(header->dataset_uuid, content->dataset_uuid, sizeof(header->dataset_uuid));
+    memcpy(header->dataset_uuid, config->dataset_uuid, sizeof(header->dataset_uuid));
     header->version = DLFS_DIRECTORY_VERSION;
     header->header_bytes = sizeof(*header);
     header->sample_count = layout->sample_count;
-    header->data_bytes = content->data_bytes;
-    header->chunk_bytes = content->chunk_bytes;
-    header->hash_seed = plan->hash_seed;
+    header->data_bytes = config->data_bytes;
+    header->chunk_bytes = config->chunk_bytes;
+    header->hash_seed = seed;
     memcpy(entries + offsetof(dlfs_directory_header, index_bytes),
            (const uint8_t *)layout + offsetof(dlfs_directory_layout, index_bytes),
            DLFS_DIRECTORY_COMMON_BYTES);
@@ -342,77 +478,107 @@ static void build_checksums(const dlfs_directory_layout *layout, uint8_t *entrie
     header->header_crc32c = dlfs_crc32c(0, header, offsetof(dlfs_directory_header, header_crc32c));
 }
 
-/*
- * Checks a plan's sizes, which differ if it was not made for this content; a wrong plan never
- * causes a write out of bounds.
- */
-static int check_plan(const dlfs_directory_plan *plan, const dlfs_directory_content *content,
-                      dlfs_directory_layout *layout)
-{
-    if (plan->names_bytes % DLFS_DIRECTORY_BLOCK_BYTES != 0 || plan->hash_seed >= SEEDS_MAX ||
-        plan->sample_count != content->count) {
-        return -EINVAL;
-    }
-    int code = compute_layout(content, plan->names_bytes, layout);
-    if (code < 0) {
-        return code;
-    }
-    return layout->entries_bytes == plan->entries_bytes ? 0 : -EINVAL;
-}
+/* ---- the end --------------------------------------------------------------------------------- */
 
-/* Writes the names, the order, the locations, the tree and the parts. */
-static int build_sections(const dlfs_directory_layout *layout, const dlfs_directory_plan *plan,
-                          const dlfs_directory_content *content, pair *pairs, uint8_t *entries,
-                          uint8_t *names)
+/* Writes order and tree. Errors: -EINVAL (a location), -ENOMEM. */
+static int build_sorted(const dlfs_directory_config *config, const dlfs_directory_layout *layout,
+                        uint8_t *entries, const uint8_t *names, uint64_t *seed)
 {
-    uint64_t count = content->count;
-    uint64_t used;
-    int code = dlfs_directory_encode_names(content, names, layout->names_bytes, &used);
-    if (code == 0 && layout->names_bytes - used >= DLFS_DIRECTORY_BLOCK_BYTES) {
-        code = -EINVAL;
+    uint64_t count = layout->sample_count;
+    if (count == 0) {
+        return 0;
     }
-    if (code == 0) {
-        code = build_order(layout, content, pairs, entries);
-    }
-    if (code < 0 || count == 0) {
-        return code;
-    }
-    memcpy(entries + layout->locations_offset, content->locations,
-           count * sizeof(*content->locations));
-    hash_names(content->names, content->offsets, count, plan->hash_seed, pairs);
-    build_tree(layout, radix_sort(pairs, pairs + count, count), entries);
-    if (content->part_count > 0) {
-        memcpy(entries + layout->parts_offset, content->parts,
-               content->part_count * sizeof(*content->parts));
-    }
-    return 0;
-}
-
-int dlfs_directory_build(const dlfs_directory_plan *plan, const dlfs_directory_content *content,
-                         void *entries, void *names)
-{
-    dlfs_directory_layout layout;
-
-    if (plan == NULL || content == NULL || entries == NULL || names == NULL ||
-        check_content(content) < 0 ||
-        ((uintptr_t)entries | (uintptr_t)names) % DLFS_DIRECTORY_ALIGNMENT != 0) {
-        return -EINVAL;
-    }
-    int code = check_plan(plan, content, &layout);
-    if (code < 0) {
-        return code;
-    }
-    pair *pairs = allocate_pairs(layout.sample_count);
+    /* The memory of both arrays of a sort; count is at most 2^48, so this cannot overflow. */
+    pair *pairs = malloc(count * 2 * sizeof(*pairs));
     if (pairs == NULL) {
         return -ENOMEM;
     }
-    memset(entries, 0, layout.entries_bytes);
-    memset(names, 0, layout.names_bytes);
-    code = build_sections(&layout, plan, content, pairs, entries, names);
+    const pair *sorted = pairs;
+    int code = build_order(config, layout, pairs, entries);
     if (code == 0) {
-        build_header(&layout, plan, content, entries);
-        build_checksums(&layout, entries, names);
+        code = sort_hashes(names, count, pairs, seed, &sorted);
+    }
+    if (code == 0) {
+        build_tree(layout, sorted, entries);
     }
     free(pairs);
     return code;
+}
+
+/* Makes the locations a section of the entries part, which is zero elsewhere. -ENOMEM. */
+static int place_locations(const dlfs_directory_layout *layout, struct growing_memory *entries)
+{
+    uint64_t bytes = layout->sample_count * sizeof(dlfs_location);
+    int code = growing_memory_resize(entries, layout->entries_bytes);
+    if (code < 0) {
+        return code;
+    }
+    memmove(entries->base + layout->locations_offset, entries->base, bytes);
+    memset(entries->base, 0, layout->locations_offset);
+    return 0;
+}
+
+static int build_segment(dlfs_directory_builder *builder, const uint32_t *parts,
+                         uint64_t part_count, dlfs_directory_segment *segment)
+{
+    const dlfs_directory_config *config = &builder->config;
+    uint64_t chunks = config->data_bytes / config->chunk_bytes;
+    dlfs_directory_counts counts = {.sample_count = builder->samples.count,
+                                    .part_count = builder->large ? chunks : 0,
+                                    .empty_count = builder->empty.count};
+    dlfs_directory_layout layout;
+    uint64_t seed = 0;
+    int code = dlfs_name_lists_join(&builder->samples, &builder->empty, &counts.names_bytes);
+    if (code == 0) {
+        code = dlfs_directory_layout_compute(&counts, &layout);
+    }
+    if (code == 0) {
+        code = place_locations(&layout, &builder->entries);
+    }
+    if (code < 0) {
+        return code;
+    }
+    uint8_t *entries = builder->entries.base;
+    uint8_t *names = builder->samples.text.base;
+    if (part_count > layout.part_count) {
+        part_count = layout.part_count;
+    }
+    if (part_count > 0) {
+        memcpy(entries + layout.parts_offset, parts, part_count * sizeof(*parts));
+    }
+    code = build_sorted(config, &layout, entries, names, &seed);
+    if (code < 0) {
+        return code;
+    }
+    build_header(&layout, config, seed, entries);
+    build_checksums(&layout, entries, names);
+    *segment = (dlfs_directory_segment){.entries = entries,
+                                        .names = names,
+                                        .entries_bytes = layout.entries_bytes,
+                                        .names_bytes = layout.names_bytes,
+                                        .sample_count = layout.sample_count,
+                                        .sample_bytes = builder->sample_bytes,
+                                        .empty_count = layout.empty_count,
+                                        .hash_seed = seed};
+    return 0;
+}
+
+int dlfs_directory_builder_finish(dlfs_directory_builder *builder, const uint32_t *parts,
+                                  uint64_t part_count, dlfs_path_refusal *refusal,
+                                  dlfs_directory_segment *segment)
+{
+    if (builder == NULL || refusal == NULL || segment == NULL ||
+        (part_count > 0 && parts == NULL)) {
+        return -EINVAL;
+    }
+    *refusal = (dlfs_path_refusal){.rule = 0};
+    if (builder->ended) {
+        return -EINVAL;
+    }
+    builder->ended = true;
+    int code = take_directories(builder, NULL, 0, refusal);
+    if (code == 0) {
+        code = encode_pending(builder, NULL, 0);
+    }
+    return code < 0 ? code : build_segment(builder, parts, part_count, segment);
 }

@@ -1,21 +1,11 @@
 /*
- * Writes the names part of a directory segment: the paths of the samples and, in blocks of their
- * own, those of the empty directories. Every rule about paths is checked, for both lists together.
+ * Writes the names part of a directory segment, path by path, and checks every rule about paths:
+ * those of one path, and those of all paths in their order.
  */
 #include "directory/build.h"
 
 #include <errno.h>
-#include <stdbool.h>
 #include <string.h>
-
-/* A sequence of paths in order, and the state to compare the next one with. */
-typedef struct names_walk {
-    const uint8_t *previous;
-    uint32_t previous_bytes;
-    uint32_t depth;                          /* depth of the stack */
-    uint16_t stack[DLFS_PATH_BYTES_MAX + 1]; /* lengths of the earlier paths that the previous one
-                                                begins with, and its own */
-} names_walk;
 
 static bool component_is_valid(const uint8_t *component, uint32_t bytes)
 {
@@ -24,7 +14,7 @@ static bool component_is_valid(const uint8_t *component, uint32_t bytes)
     return bytes > 0 && bytes <= DLFS_COMPONENT_BYTES_MAX && !dots;
 }
 
-static bool path_is_valid(const uint8_t *path, uint64_t bytes)
+bool dlfs_path_is_valid(const uint8_t *path, uint64_t bytes)
 {
     if (bytes == 0 || bytes > DLFS_PATH_BYTES_MAX) {
         return false;
@@ -44,9 +34,19 @@ static bool path_is_valid(const uint8_t *path, uint64_t bytes)
     return component_is_valid(path + start, (uint32_t)bytes - start);
 }
 
-static uint32_t common_bytes(const uint8_t *a, const uint8_t *b, uint32_t limit)
+uint32_t dlfs_common_bytes(const uint8_t *a, const uint8_t *b, uint32_t limit)
 {
     uint32_t i = 0;
+    while (limit - i >= sizeof(uint64_t)) {
+        uint64_t left;
+        uint64_t right;
+        memcpy(&left, a + i, sizeof(left));
+        memcpy(&right, b + i, sizeof(right));
+        if (left != right) {
+            return i + (uint32_t)__builtin_ctzll(left ^ right) / 8;
+        }
+        i += (uint32_t)sizeof(uint64_t);
+    }
     while (i < limit && a[i] == b[i]) {
         i++;
     }
@@ -54,90 +54,48 @@ static uint32_t common_bytes(const uint8_t *a, const uint8_t *b, uint32_t limit)
 }
 
 /*
- * Takes the next path, of a sample, or of an empty directory with a '/' behind it; -EINVAL if it
- * breaks a rule. A path that begins with a whole earlier path must not continue with '/', and no
- * path begins with that of an empty directory: none lies below another. Only the longest such path
- * needs a comparison, because the path before was compared with the others.
+ * A path that begins with the whole path of a sample must not continue with '/': none lies below a
+ * sample. Only the longest such path needs a comparison, because the path before was compared with
+ * the others.
  */
-static int walk_next(names_walk *walk, const uint8_t *path, uint64_t path_bytes, bool directory)
+uint32_t dlfs_path_walk_next(struct path_walk *walk, const uint8_t *path, uint64_t path_bytes,
+                             bool directory, uint32_t *common)
 {
     if (path_bytes > DLFS_PATH_BYTES_MAX ||
         (directory && (path_bytes == 0 || path[path_bytes - 1] != '/')) ||
-        !path_is_valid(path, path_bytes - directory)) {
-        return -EINVAL;
+        !dlfs_path_is_valid(path, path_bytes - directory)) {
+        return DLFS_PATH_MALFORMED;
     }
     uint32_t bytes = (uint32_t)path_bytes;
     uint32_t shorter = bytes < walk->previous_bytes ? bytes : walk->previous_bytes;
-    uint32_t common = common_bytes(walk->previous, path, shorter);
-    if (common == bytes || (common < shorter && path[common] < walk->previous[common])) {
-        return -EINVAL;
+    uint32_t same = shorter > 0 ? dlfs_common_bytes(walk->previous, path, shorter) : 0;
+    if (same == bytes) {
+        return same == walk->previous_bytes ? DLFS_PATH_REPEATED : DLFS_PATH_UNSORTED;
     }
-    while (walk->depth > 0 && walk->stack[walk->depth - 1] > common) {
+    if (same < shorter && path[same] < walk->previous[same]) {
+        return DLFS_PATH_UNSORTED;
+    }
+    *common = same;
+    while (walk->depth > 0 && walk->stack[walk->depth - 1] > same) {
         walk->depth--;
     }
-    if (walk->depth > 0 && walk->stack[walk->depth - 1] == common &&
-        (path[common] == '/' || path[common - 1] == '/')) {
-        return -EINVAL;
+    if (walk->depth > 0 && walk->stack[walk->depth - 1] == same && path[same] == '/') {
+        return DLFS_PATH_BELOW_SAMPLE;
     }
-    walk->stack[walk->depth++] = (uint16_t)bytes;
+    if (!directory) {
+        walk->stack[walk->depth++] = (uint16_t)bytes;
+    }
     walk->previous = path;
     walk->previous_bytes = bytes;
     return 0;
 }
 
-/* Paths one after the other, in byte order. */
-typedef struct path_list {
-    const uint8_t *names;
-    const uint64_t *offsets;
-    uint64_t count;
-} path_list;
-
-/* Returns true if path i of one list is before path j of the other, or the other has no more. */
-static bool comes_first(const path_list *one, uint64_t i, const path_list *other, uint64_t j)
+void dlfs_path_walk_save(struct path_walk *walk)
 {
-    if (i == one->count || j == other->count) {
-        return j == other->count;
+    if (walk->previous != walk->saved && walk->previous_bytes > 0) {
+        memcpy(walk->saved, walk->previous, walk->previous_bytes);
+        walk->previous = walk->saved;
     }
-    return dlfs_compare_paths(one->names + one->offsets[i], one->offsets[i + 1] - one->offsets[i],
-                              other->names + other->offsets[j],
-                              other->offsets[j + 1] - other->offsets[j]) < 0;
-}
-
-static bool offsets_rise(const path_list *list)
-{
-    for (uint64_t i = 0; i < list->count; i++) {
-        if (list->offsets[i + 1] < list->offsets[i]) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Checks all paths, of samples and of empty directories, in their common order. */
-static int check_paths(const path_list *samples, const path_list *empty)
-{
-    names_walk walk = {.previous = NULL};
-    uint64_t i = 0;
-    uint64_t j = 0;
-    if (!offsets_rise(samples) || !offsets_rise(empty)) {
-        return -EINVAL;
-    }
-    while (i < samples->count || j < empty->count) {
-        bool sample = comes_first(samples, i, empty, j);
-        const path_list *list = sample ? samples : empty;
-        uint64_t at = sample ? i++ : j++;
-        int code = walk_next(&walk, list->names + list->offsets[at],
-                             list->offsets[at + 1] - list->offsets[at], !sample);
-        if (code < 0) {
-            return code;
-        }
-    }
-    return 0;
-}
-
-static uint32_t varint_bytes(uint32_t value)
-{
-    return value < 0x80 ? 1 : 2;
 }
 
 static uint8_t *write_varint(uint8_t *at, uint32_t value)
@@ -151,65 +109,70 @@ static uint8_t *write_varint(uint8_t *at, uint32_t value)
     return at;
 }
 
-/* The names part that is being encoded; out is NULL if only its length is computed. */
-typedef struct encoding {
-    uint8_t *out;
-    uint64_t capacity;
-    uint64_t used;
-    uint64_t block; /* the next name block */
-} encoding;
-
-/* Encodes the blocks of one list. -EINVAL: they are longer than the capacity. */
-static int encode_list(const path_list *list, encoding *to)
+int dlfs_name_list_add(struct name_list *list, const uint8_t *path, uint32_t bytes, uint32_t shared)
 {
-    for (uint64_t i = 0; i < list->count; i++) {
-        const uint8_t *path = list->names + list->offsets[i];
-        uint32_t bytes = (uint32_t)(list->offsets[i + 1] - list->offsets[i]);
-        uint32_t shared = 0;
-        if (i % DLFS_DIRECTORY_NODE_KEYS == 0) {
-            if (to->out != NULL) {
-                ((uint64_t *)to->out)[to->block] = to->used;
-            }
-            to->block++;
-        } else {
-            uint64_t before = list->offsets[i] - list->offsets[i - 1];
-            shared = common_bytes(path - before, path, before < bytes ? (uint32_t)before : bytes);
+    const uint64_t entry_bytes_max = DLFS_PATH_BYTES_MAX + 2 * DLFS_DIRECTORY_VARINT_BYTES_MAX;
+    int code = growing_memory_reserve(&list->text, list->bytes + entry_bytes_max);
+    if (code == 0 && list->count % DLFS_DIRECTORY_NODE_KEYS == 0) {
+        uint64_t block = list->count / DLFS_DIRECTORY_NODE_KEYS;
+        shared = 0;
+        code = growing_memory_reserve(&list->starts, (block + 1) * sizeof(uint64_t));
+        if (code == 0) {
+            ((uint64_t *)list->starts.base)[block] = list->bytes;
         }
-        uint32_t suffix_bytes = bytes - shared;
-        uint32_t entry_bytes = varint_bytes(shared) + varint_bytes(suffix_bytes) + suffix_bytes;
-        if (entry_bytes > to->capacity - to->used) {
-            return -EINVAL;
-        }
-        if (to->out != NULL) {
-            uint8_t *at = write_varint(write_varint(to->out + to->used, shared), suffix_bytes);
-            memcpy(at, path + shared, suffix_bytes);
-        }
-        to->used += entry_bytes;
-    }
-    return 0;
-}
-
-int dlfs_directory_encode_names(const dlfs_directory_content *content, uint8_t *out,
-                                uint64_t capacity, uint64_t *bytes)
-{
-    const path_list samples = {content->names, content->offsets, content->count};
-    const path_list empty = {content->empty_names, content->empty_offsets, content->empty_count};
-    const uint64_t keys = DLFS_DIRECTORY_NODE_KEYS;
-    uint64_t blocks = (samples.count + keys - 1) / keys + (empty.count + keys - 1) / keys;
-    encoding to = {.out = out, .capacity = capacity, .used = (blocks + 1) * sizeof(uint64_t)};
-    int code = to.used > capacity ? -EINVAL : check_paths(&samples, &empty);
-    if (code == 0) {
-        code = encode_list(&samples, &to);
-    }
-    if (code == 0) {
-        code = encode_list(&empty, &to);
     }
     if (code < 0) {
         return code;
     }
-    if (out != NULL) {
-        ((uint64_t *)out)[blocks] = to.used;
-    }
-    *bytes = to.used;
+    uint8_t *at = list->text.base + list->bytes;
+    at = write_varint(write_varint(at, shared), bytes - shared);
+    memcpy(at, path + shared, bytes - shared);
+    list->bytes = (uint64_t)(at + (bytes - shared) - list->text.base);
+    list->count++;
     return 0;
+}
+
+static uint64_t block_count(const struct name_list *list)
+{
+    return (list->count + DLFS_DIRECTORY_NODE_KEYS - 1) / DLFS_DIRECTORY_NODE_KEYS;
+}
+
+/* Writes the offsets of a list's blocks, whose text begins at `base` in the names part. */
+static uint64_t *write_offsets(const struct name_list *list, uint64_t base, uint64_t *offsets)
+{
+    for (uint64_t block = 0; block < block_count(list); block++) {
+        *offsets++ = base + ((const uint64_t *)list->starts.base)[block];
+    }
+    return offsets;
+}
+
+int dlfs_name_lists_join(struct name_list *samples, struct name_list *empty, uint64_t *bytes)
+{
+    uint64_t head = (block_count(samples) + block_count(empty) + 1) * sizeof(uint64_t);
+    uint64_t used = head + samples->bytes + empty->bytes;
+    uint64_t whole = (used + DLFS_DIRECTORY_BLOCK_BYTES - 1) / DLFS_DIRECTORY_BLOCK_BYTES *
+                     DLFS_DIRECTORY_BLOCK_BYTES;
+    int code = growing_memory_resize(&samples->text, whole);
+    if (code < 0) {
+        return code;
+    }
+    /* No byte of the memory behind the text was ever written, so the padding is zero. */
+    uint8_t *names = samples->text.base;
+    memmove(names + head, names, samples->bytes);
+    if (empty->bytes > 0) {
+        memcpy(names + head + samples->bytes, empty->text.base, empty->bytes);
+    }
+    uint64_t *offsets = write_offsets(samples, head, (uint64_t *)names);
+    offsets = write_offsets(empty, head + samples->bytes, offsets);
+    *offsets = used;
+    growing_memory_free(&samples->starts);
+    dlfs_name_list_free(empty);
+    *bytes = whole;
+    return 0;
+}
+
+void dlfs_name_list_free(struct name_list *list)
+{
+    growing_memory_free(&list->text);
+    growing_memory_free(&list->starts);
 }

@@ -1,12 +1,13 @@
 /*
- * Memory for the library's own use: mappings shared with other processes. dlfs/memory.h has private
- * mappings.
+ * Memory for the library's own use: mappings shared with other processes, and memory that grows.
+ * dlfs/memory.h has private mappings of a fixed length.
  */
 #ifndef DLFS_MEMORY_H
 #define DLFS_MEMORY_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /*
  * Returns the length that a mapping of so many bytes occupies; 0 if no address space can hold it.
@@ -32,5 +33,20 @@ bool memory_is_writable(int descriptor, size_t length);
  */
 int memory_map_shared(int descriptor, size_t length, bool huge, enum memory_writers writers,
                       void **base);
+
+/*
+ * Private memory that grows without a copy: an anonymous mapping, aligned to a page, which may
+ * move. Bytes that were never written are zero and take no memory. All zeroes is empty memory.
+ */
+struct growing_memory {
+    uint8_t *base;
+    size_t capacity;
+};
+/* Makes room for `bytes` in all, at least doubling the capacity. -ENOMEM: memory is unchanged. */
+int growing_memory_reserve(struct growing_memory *memory, size_t bytes);
+/* Cuts the capacity to `bytes`, 1 or more, rounded up to a page, or raises it to that. -ENOMEM. */
+int growing_memory_resize(struct growing_memory *memory, size_t bytes);
+/* Frees the memory, which is empty then. */
+void growing_memory_free(struct growing_memory *memory);
 
 #endif

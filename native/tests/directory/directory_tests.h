@@ -24,9 +24,11 @@ typedef struct sample_set {
 } sample_set;
 
 typedef struct segment {
-    dlfs_directory_plan plan;
     uint8_t *entries;
     uint8_t *names;
+    uint64_t entries_bytes;
+    uint64_t names_bytes;
+    uint64_t hash_seed;
 } segment;
 
 static const uint8_t UUID[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
@@ -71,54 +73,85 @@ static inline void free_samples(sample_set *set)
     free(set->parts);
 }
 
-static inline dlfs_directory_content content_of(const sample_set *set)
+static inline dlfs_directory_builder *builder_of(uint64_t data_bytes)
 {
-    dlfs_directory_content content = {
-        .count = set->count,
-        .names = set->text,
-        .offsets = set->offsets,
-        .locations = set->locations,
-        .parts = set->parts,
-        .part_count = set->part_count,
-        .data_bytes = set->data_bytes,
-        .chunk_bytes = CHUNK_BYTES,
-    };
-    memcpy(content.dataset_uuid, UUID, sizeof(content.dataset_uuid));
-    return content;
+    dlfs_directory_config config = {.data_bytes = data_bytes, .chunk_bytes = CHUNK_BYTES};
+    dlfs_directory_builder *builder;
+    memcpy(config.dataset_uuid, UUID, sizeof(config.dataset_uuid));
+    CHECK_EQ(dlfs_directory_builder_create(&config, &builder), 0);
+    return builder;
+}
+
+/* Adds the samples first..first+count-1 of a set. */
+static inline int add_samples(dlfs_directory_builder *builder, const sample_set *set,
+                              uint64_t first, uint64_t count, dlfs_path_refusal *refusal)
+{
+    return dlfs_directory_builder_add(builder, set->text, set->offsets + first,
+                                      set->locations + first, NULL, count, refusal);
+}
+
+/* Completes a segment and copies it. The builder is destroyed. */
+static inline int finish(dlfs_directory_builder *builder, const sample_set *set, segment *made)
+{
+    dlfs_path_refusal refusal;
+    dlfs_directory_segment built;
+    int code =
+        dlfs_directory_builder_finish(builder, set->parts, set->part_count, &refusal, &built);
+    CHECK_EQ(refusal.rule, 0);
+    if (code == 0) {
+        CHECK_EQ(built.entries_bytes % DLFS_DIRECTORY_BLOCK_BYTES, 0);
+        CHECK_EQ(built.names_bytes % DLFS_DIRECTORY_BLOCK_BYTES, 0);
+        *made = (segment){.entries = allocate(built.entries_bytes),
+                          .names = allocate(built.names_bytes),
+                          .entries_bytes = built.entries_bytes,
+                          .names_bytes = built.names_bytes,
+                          .hash_seed = built.hash_seed};
+        memcpy(made->entries, built.entries, built.entries_bytes);
+        memcpy(made->names, built.names, built.names_bytes);
+    }
+    dlfs_directory_builder_destroy(builder);
+    return code;
+}
+
+/* Builds the segment of a set. */
+static inline int try_build(const sample_set *set, segment *made)
+{
+    dlfs_directory_builder *builder = builder_of(set->data_bytes);
+    dlfs_path_refusal refusal;
+    CHECK_EQ(add_samples(builder, set, 0, set->count, &refusal), 0);
+    return finish(builder, set, made);
 }
 
 static inline segment build(const sample_set *set)
 {
     segment made;
-    const dlfs_directory_content content = content_of(set);
-    CHECK_EQ(dlfs_directory_plan_build(&content, &made.plan), 0);
-    CHECK_EQ(made.plan.entries_bytes % DLFS_DIRECTORY_BLOCK_BYTES, 0);
-    CHECK_EQ(made.plan.names_bytes % DLFS_DIRECTORY_BLOCK_BYTES, 0);
-    made.entries = allocate(made.plan.entries_bytes);
-    made.names = allocate(made.plan.names_bytes);
-    CHECK_EQ(dlfs_directory_build(&made.plan, &content, made.entries, made.names), 0);
+    CHECK_EQ(try_build(set, &made), 0);
     return made;
-}
-
-/* Builds a set into the memory of a segment that was planned for it. */
-static inline int build_again(const sample_set *set, const segment *made)
-{
-    const dlfs_directory_content content = content_of(set);
-    return dlfs_directory_build(&made->plan, &content, made->entries, made->names);
-}
-
-static inline dlfs_directory *open_segment(const segment *made)
-{
-    dlfs_directory *directory;
-    CHECK_EQ(dlfs_directory_open(made->entries, made->plan.entries_bytes, &directory), 0);
-    CHECK_EQ(dlfs_directory_attach_names(directory, made->names, made->plan.names_bytes), 0);
-    return directory;
 }
 
 static inline void free_segment(segment *made)
 {
     free(made->entries);
     free(made->names);
+}
+
+/* Returns the code of building a set's segment. */
+static inline int build_code(const sample_set *set)
+{
+    segment made;
+    int code = try_build(set, &made);
+    if (code == 0) {
+        free_segment(&made);
+    }
+    return code;
+}
+
+static inline dlfs_directory *open_segment(const segment *made)
+{
+    dlfs_directory *directory;
+    CHECK_EQ(dlfs_directory_open(made->entries, made->entries_bytes, &directory), 0);
+    CHECK_EQ(dlfs_directory_attach_names(directory, made->names, made->names_bytes), 0);
+    return directory;
 }
 
 static inline dlfs_directory_header *header_of(segment *made)
@@ -132,10 +165,9 @@ static inline void seal(segment *made)
     dlfs_directory_header *header = header_of(made);
     uint64_t tables_bytes = header->locations_offset - header->entries_checksums_offset;
     dlfs_crc32c_blocks(made->entries + header->locations_offset,
-                       made->plan.entries_bytes - header->locations_offset,
-                       DLFS_DIRECTORY_BLOCK_BYTES,
+                       made->entries_bytes - header->locations_offset, DLFS_DIRECTORY_BLOCK_BYTES,
                        (uint32_t *)(made->entries + header->entries_checksums_offset));
-    dlfs_crc32c_blocks(made->names, made->plan.names_bytes, DLFS_DIRECTORY_BLOCK_BYTES,
+    dlfs_crc32c_blocks(made->names, made->names_bytes, DLFS_DIRECTORY_BLOCK_BYTES,
                        (uint32_t *)(made->entries + header->names_checksums_offset));
     header->tables_crc32c =
         dlfs_crc32c(0, made->entries + header->entries_checksums_offset, tables_bytes);

@@ -128,10 +128,9 @@ static void test_round_trip(void)
         uint64_t bad;
         CHECK_EQ(dlfs_directory_count(directory), counts[i]);
         CHECK_EQ(dlfs_directory_data_bytes(directory), set.data_bytes);
-        CHECK_EQ(dlfs_directory_names_bytes(directory), made.plan.names_bytes);
-        CHECK_EQ(dlfs_directory_verify(directory, 0, made.entries, made.plan.entries_bytes, &bad),
-                 0);
-        CHECK_EQ(dlfs_directory_verify(directory, 1, made.names, made.plan.names_bytes, &bad), 0);
+        CHECK_EQ(dlfs_directory_names_bytes(directory), made.names_bytes);
+        CHECK_EQ(dlfs_directory_verify(directory, 0, made.entries, made.entries_bytes, &bad), 0);
+        CHECK_EQ(dlfs_directory_verify(directory, 1, made.names, made.names_bytes, &bad), 0);
         check_found(directory, &set);
         check_names(directory, &set);
         check_order(directory, &set);
@@ -172,17 +171,16 @@ static void test_names_come_later(void)
     uint8_t text[TEXT_MAX];
     uint64_t offsets[21];
     const uint64_t indices[4] = {19, 3, 3, 20};
-    CHECK_EQ(dlfs_directory_open(made.entries, made.plan.entries_bytes, &directory), 0);
+    CHECK_EQ(dlfs_directory_open(made.entries, made.entries_bytes, &directory), 0);
     CHECK_EQ(dlfs_directory_find(directory, set.text, set.offsets, 20, out), -EAGAIN);
     CHECK_EQ(dlfs_directory_lower_bound(directory, set.text, 1, out), -EAGAIN);
     CHECK_EQ(dlfs_directory_names(directory, 0, 1, text, TEXT_MAX, offsets), -EAGAIN);
     CHECK_EQ(dlfs_directory_names_of(directory, indices, 1, text, TEXT_MAX, offsets), -EAGAIN);
-    CHECK_EQ(dlfs_directory_attach_names(directory, made.names, made.plan.names_bytes - 1),
+    CHECK_EQ(dlfs_directory_attach_names(directory, made.names, made.names_bytes - 1),
              DLFS_E_TRUNCATED);
-    CHECK_EQ(dlfs_directory_attach_names(directory, made.names + 1, made.plan.names_bytes),
-             -EINVAL);
-    CHECK_EQ(dlfs_directory_attach_names(directory, made.names, made.plan.names_bytes), 0);
-    CHECK_EQ(dlfs_directory_attach_names(directory, made.names, made.plan.names_bytes), -EALREADY);
+    CHECK_EQ(dlfs_directory_attach_names(directory, made.names + 1, made.names_bytes), -EINVAL);
+    CHECK_EQ(dlfs_directory_attach_names(directory, made.names, made.names_bytes), 0);
+    CHECK_EQ(dlfs_directory_attach_names(directory, made.names, made.names_bytes), -EALREADY);
     /* as many as fit are returned, possibly none */
     CHECK_EQ(dlfs_directory_names(directory, 3, 17, text, TEXT_MAX, offsets), 2);
     CHECK_EQ(dlfs_directory_names(directory, 3, 17, text, 5, offsets), 0);
@@ -197,26 +195,43 @@ static void test_names_come_later(void)
 
 /* ---- what is refused ------------------------------------------------------------------------- */
 
-static int plan_paths(const char *text, const uint64_t *offsets, uint64_t count,
-                      dlfs_directory_plan *plan)
+/* Adds paths in two calls, split at `split`. Returns the rule that is broken, or 0. */
+static uint32_t rule_of_paths(const char *text, const uint64_t *offsets, uint64_t count,
+                              uint64_t split)
 {
     static const dlfs_location locations[4];
-    const dlfs_directory_content content = {.count = count,
-                                            .names = (const uint8_t *)text,
-                                            .offsets = offsets,
-                                            .locations = locations,
-                                            .chunk_bytes = CHUNK_BYTES};
-    return dlfs_directory_plan_build(&content, plan);
+    dlfs_directory_builder *builder = builder_of(0);
+    dlfs_path_refusal refusal;
+    const uint8_t *names = (const uint8_t *)text;
+    int code =
+        dlfs_directory_builder_add(builder, names, offsets, locations, NULL, split, &refusal);
+    if (code == 0) {
+        char *copy = strdup(text); /* the memory of the first call is gone */
+        memset(copy, '!', offsets[split]);
+        code = dlfs_directory_builder_add(builder, (const uint8_t *)copy, offsets + split,
+                                          locations, NULL, count - split, &refusal);
+        free(copy);
+    }
+    CHECK_EQ(code, refusal.rule == 0 ? 0 : -EINVAL);
+    if (code < 0) { /* nothing but the end is possible */
+        uint32_t rule = refusal.rule;
+        CHECK_EQ(dlfs_directory_builder_add(builder, names, offsets, locations, NULL, 0, &refusal),
+                 -EINVAL);
+        refusal.rule = rule;
+    }
+    dlfs_directory_builder_destroy(builder);
+    return refusal.rule;
 }
 
-static int plan_two(const char *first, const char *second)
+static uint32_t rule_of_two(const char *first, const char *second)
 {
     char text[2 * DLFS_PATH_BYTES_MAX + 8];
     const uint64_t offsets[3] = {0, strlen(first), strlen(first) + strlen(second)};
-    dlfs_directory_plan plan;
     memcpy(text, first, offsets[1]);
-    memcpy(text + offsets[1], second, strlen(second));
-    return plan_paths(text, offsets, 2, &plan);
+    memcpy(text + offsets[1], second, strlen(second) + 1);
+    uint32_t rule = rule_of_paths(text, offsets, 2, 2);
+    CHECK_EQ(rule_of_paths(text, offsets, 2, 1), rule);
+    return rule;
 }
 
 static void test_bad_paths_are_refused(void)
@@ -224,22 +239,22 @@ static void test_bad_paths_are_refused(void)
     char component[DLFS_COMPONENT_BYTES_MAX + 2];
     static const char *const bad[] = {"", "/b", "b/", "b//c", "b/./c", "b/..", ".", "..", "b/."};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        CHECK_EQ(plan_two("!", bad[i]), -EINVAL);
+        CHECK_EQ(rule_of_two("!", bad[i]), DLFS_PATH_MALFORMED);
     }
-    CHECK_EQ(plan_two("a", "b"), 0);
-    CHECK_EQ(plan_two("b", "a"), -EINVAL);
-    CHECK_EQ(plan_two("a", "a"), -EINVAL);
-    CHECK_EQ(plan_two("ab", "a"), -EINVAL);
-    CHECK_EQ(plan_two("a", "ab"), 0);
-    CHECK_EQ(plan_two("a", "a/b"), -EINVAL);
-    CHECK_EQ(plan_two("...", ".a/..b"), 0);
-    CHECK_EQ(plan_two(".a/..b", "b"), 0);
+    CHECK_EQ(rule_of_two("a", "b"), 0);
+    CHECK_EQ(rule_of_two("b", "a"), DLFS_PATH_UNSORTED);
+    CHECK_EQ(rule_of_two("a", "a"), DLFS_PATH_REPEATED);
+    CHECK_EQ(rule_of_two("ab", "a"), DLFS_PATH_UNSORTED);
+    CHECK_EQ(rule_of_two("a", "ab"), 0);
+    CHECK_EQ(rule_of_two("a", "a/b"), DLFS_PATH_BELOW_SAMPLE);
+    CHECK_EQ(rule_of_two("...", ".a/..b"), 0);
+    CHECK_EQ(rule_of_two(".a/..b", "b"), 0);
     memset(component, 'x', sizeof(component));
     component[DLFS_COMPONENT_BYTES_MAX] = 0;
-    CHECK_EQ(plan_two("a", component), 0);
+    CHECK_EQ(rule_of_two("a", component), 0);
     component[DLFS_COMPONENT_BYTES_MAX] = 'x';
     component[DLFS_COMPONENT_BYTES_MAX + 1] = 0;
-    CHECK_EQ(plan_two("a", component), -EINVAL);
+    CHECK_EQ(rule_of_two("a", component), DLFS_PATH_MALFORMED);
 }
 
 static void test_sample_cannot_be_a_directory(void)
@@ -247,105 +262,267 @@ static void test_sample_cannot_be_a_directory(void)
     /* "a!" and "a." sort between "a" and "a/b". */
     static const char text[] = "aa!a.a/b";
     const uint64_t offsets[] = {0, 1, 3, 5, 8};
-    dlfs_directory_plan plan;
-    CHECK_EQ(plan_paths(text, offsets, 4, &plan), -EINVAL);
-    CHECK_EQ(plan_paths(text, offsets, 3, &plan), 0);
+    for (uint64_t split = 0; split <= 4; split++) {
+        CHECK_EQ(rule_of_paths(text, offsets, 4, split), DLFS_PATH_BELOW_SAMPLE);
+    }
+    CHECK_EQ(rule_of_paths(text, offsets, 3, 1), 0);
+}
+
+static void test_a_refusal_names_the_path(void)
+{
+    static const char text[] = "aa/b!a/b";
+    const uint64_t offsets[] = {0, 1, 5, 8};
+    static const dlfs_location locations[3];
+    const uint64_t order[] = {0, 2};
+    const uint64_t directory_offsets[] = {0, 2, 6};
+    dlfs_path_refusal refusal;
+    dlfs_directory_builder *builder = builder_of(0);
+    CHECK_EQ(dlfs_directory_builder_add(builder, (const uint8_t *)text, offsets, locations, order,
+                                        2, &refusal),
+             -EINVAL);
+    CHECK(refusal.rule == DLFS_PATH_BELOW_SAMPLE && refusal.index == 1 && !refusal.is_directory);
+    CHECK_EQ(refusal.prefix_bytes, 1);
+    dlfs_directory_builder_destroy(builder);
+    builder = builder_of(0);
+    CHECK_EQ(dlfs_directory_builder_add_directories(builder, (const uint8_t *)"a/b/c/",
+                                                    directory_offsets, 2, &refusal),
+             0);
+    CHECK_EQ(dlfs_directory_builder_add(builder, (const uint8_t *)"b/c", offsets, locations, NULL,
+                                        1, &refusal),
+             0);
+    dlfs_directory_segment built;
+    CHECK_EQ(dlfs_directory_builder_finish(builder, NULL, 0, &refusal, &built), -EINVAL);
+    CHECK(refusal.rule == DLFS_PATH_BELOW_SAMPLE && refusal.index == 1 && refusal.is_directory);
+    CHECK_EQ(refusal.prefix_bytes, 1);
+    CHECK_EQ(dlfs_directory_builder_finish(builder, NULL, 0, &refusal, &built), -EINVAL);
+    dlfs_directory_builder_destroy(builder);
+    dlfs_directory_builder_destroy(NULL);
 }
 
 static void test_bad_locations_are_refused(void)
 {
     sample_set set = make_samples(10);
-    segment made = build(&set);
-    CHECK_EQ(build_again(&set, &made), 0);
+    CHECK_EQ(build_code(&set), 0);
     set.data_bytes = 0;
-    CHECK_EQ(build_again(&set, &made), -EINVAL);
-    set.data_bytes = CHUNK_BYTES + 1;
-    CHECK_EQ(build_again(&set, &made), -EINVAL);
+    CHECK_EQ(build_code(&set), -EINVAL);
     set.data_bytes = CHUNK_BYTES;
     dlfs_location *last = &set.locations[9];
     last->length_low = SAMPLE_BYTES + 1; /* not the last in order: overlaps its neighbour */
-    CHECK_EQ(build_again(&set, &made), -EINVAL);
+    CHECK_EQ(build_code(&set), -EINVAL);
     last->length_low = SAMPLE_BYTES;
     last->address |= UINT64_C(1) << 56; /* 4 GiB longer */
-    CHECK_EQ(build_again(&set, &made), -EINVAL);
+    CHECK_EQ(build_code(&set), -EINVAL);
     set.data_bytes = UINT64_C(2) * CHUNK_BYTES;
     last->address = CHUNK_BYTES - 1; /* neither in one chunk nor from the start of one on */
-    CHECK_EQ(build_again(&set, &made), -EINVAL);
+    CHECK_EQ(build_code(&set), -EINVAL);
     last->length_low = 0; /* samples without bytes may be anywhere */
     last->address = set.locations[0].address + 50;
-    CHECK_EQ(build_again(&set, &made), 0);
-    free_segment(&made);
+    CHECK_EQ(build_code(&set), 0);
     free_samples(&set);
 }
 
-static void test_plan_of_other_names_is_refused(void)
+static void test_bad_sizes_are_refused(void)
+{
+    const dlfs_directory_config bad[] = {{.chunk_bytes = 0},
+                                         {.chunk_bytes = 5000},
+                                         {.chunk_bytes = DLFS_CHUNK_BYTES_MAX * 2},
+                                         {.chunk_bytes = CHUNK_BYTES, .data_bytes = 1}};
+    dlfs_directory_builder *builder = NULL;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        CHECK_EQ(dlfs_directory_builder_create(&bad[i], &builder), -EINVAL);
+    }
+    CHECK(builder == NULL);
+}
+
+/* XXH64 of a path of 16 bytes is a bijection of either half: the second one that gives the same
+ * hash as another path. */
+static uint64_t rotate(uint64_t value, int bits)
+{
+    return value << bits | value >> (64 - bits);
+}
+
+static uint64_t mixed(uint64_t lane)
+{
+    return rotate(lane * UINT64_C(0xC2B2AE3D27D4EB4F), 31) * UINT64_C(0x9E3779B185EBCA87);
+}
+
+static uint64_t inverse(uint64_t odd)
+{
+    uint64_t found = odd;
+    for (uint32_t i = 0; i < 6; i++) {
+        found *= 2 - odd * found;
+    }
+    return found;
+}
+
+static uint64_t after_first(uint64_t lane)
+{
+    const uint64_t start = UINT64_C(0x27D4EB2F165667C5) + 16;
+    return rotate(start ^ mixed(lane), 27) * UINT64_C(0x9E3779B185EBCA87) +
+           UINT64_C(0x85EBCA77C2B2AE63);
+}
+
+/* Writes a path that begins with 8 given bytes and hashes as one that is all 'z' with seed 0. False
+ * if it is no valid path. */
+static bool collide(const char *beginning, uint8_t *path)
+{
+    uint64_t wanted;
+    uint64_t first;
+    memset(&wanted, 'z', 8);
+    memcpy(&first, beginning, 8);
+    uint64_t lane = (after_first(wanted) ^ mixed(wanted)) ^ after_first(first);
+    lane = rotate(lane * inverse(UINT64_C(0x9E3779B185EBCA87)), 64 - 31) *
+           inverse(UINT64_C(0xC2B2AE3D27D4EB4F));
+    memcpy(path, beginning, 8);
+    memcpy(path + 8, &lane, 8);
+    return memchr(path, 0, 16) == NULL && memchr(path, '/', 16) == NULL;
+}
+
+/* With 16 equal hashes, a second seed is chosen; 15 are as many as may be. */
+static void test_equal_hashes_take_another_seed(void)
+{
+    for (uint64_t count = 15; count <= 16; count++) {
+        sample_set set = make_samples(count);
+        char beginning[9] = "aaaaaaaa";
+        for (uint64_t i = 0; i < count; beginning[7]++) {
+            uint8_t *path = set.text + i * 16;
+            if (collide(beginning, path)) {
+                set.offsets[++i] = (uint64_t)(path - set.text) + 16;
+                CHECK_EQ(dlfs_path_hash(path, 16, 0), dlfs_path_hash("zzzzzzzzzzzzzzzz", 16, 0));
+            }
+        }
+        segment made = build(&set);
+        CHECK_EQ(made.hash_seed, count == 16);
+        CHECK_EQ(header_of(&made)->hash_seed, made.hash_seed);
+        dlfs_directory *directory = open_segment(&made);
+        check_found(directory, &set);
+        dlfs_directory_close(directory);
+        free_segment(&made);
+        free_samples(&set);
+    }
+}
+
+/* What is added in calls of any length gives the same bytes. */
+static void test_calls_do_not_matter(void)
 {
     sample_set set = make_samples(1000);
-    segment made = build(&set);
-    segment other = made;
-    other.plan.names_bytes -= DLFS_DIRECTORY_BLOCK_BYTES;
-    CHECK_EQ(build_again(&set, &other), -EINVAL);
-    other.plan = made.plan;
-    other.plan.sample_count = UINT64_MAX;
-    CHECK_EQ(build_again(&set, &other), -EINVAL);
-    free_segment(&made);
+    segment whole = build(&set);
+    const uint64_t steps[] = {1, 7, 16, 999};
+    for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
+        dlfs_directory_builder *builder = builder_of(set.data_bytes);
+        dlfs_path_refusal refusal;
+        for (uint64_t first = 0; first < set.count; first += steps[i]) {
+            uint64_t left = set.count - first;
+            CHECK_EQ(add_samples(builder, &set, first, left < steps[i] ? left : steps[i], &refusal),
+                     0);
+        }
+        segment made;
+        CHECK_EQ(finish(builder, &set, &made), 0);
+        CHECK_EQ(made.entries_bytes, whole.entries_bytes);
+        CHECK_EQ(made.names_bytes, whole.names_bytes);
+        CHECK(memcmp(made.entries, whole.entries, whole.entries_bytes) == 0);
+        CHECK(memcmp(made.names, whole.names, whole.names_bytes) == 0);
+        free_segment(&made);
+    }
+    free_segment(&whole);
     free_samples(&set);
 }
 
 /* ---- empty directories ----------------------------------------------------------------------- */
 
-static int plan_with_empty(const char *samples, const char *empty)
+/* Builds a segment of a sample and a directory. Returns the rule that is broken, or 0, and sets
+ * *count to the number of empty directories. */
+static uint32_t rule_with_directory(const char *sample, const char *directory, uint64_t *count)
 {
-    const uint64_t offsets[2] = {0, strlen(samples)};
-    const uint64_t empty_offsets[2] = {0, strlen(empty)};
+    const uint64_t offsets[2] = {0, strlen(sample)};
+    const uint64_t directory_offsets[2] = {0, strlen(directory)};
     static const dlfs_location locations[1];
-    dlfs_directory_plan plan;
-    const dlfs_directory_content content = {.count = 1,
-                                            .names = (const uint8_t *)samples,
-                                            .offsets = offsets,
-                                            .locations = locations,
-                                            .empty_names = (const uint8_t *)empty,
-                                            .empty_offsets = empty_offsets,
-                                            .empty_count = 1,
-                                            .chunk_bytes = CHUNK_BYTES};
-    return dlfs_directory_plan_build(&content, &plan);
+    dlfs_directory_builder *builder = builder_of(0);
+    dlfs_directory_segment built = {.empty_count = 99};
+    dlfs_path_refusal refusal;
+    int code = dlfs_directory_builder_add_directories(builder, (const uint8_t *)directory,
+                                                      directory_offsets, 1, &refusal);
+    if (code == 0) {
+        code = dlfs_directory_builder_add(builder, (const uint8_t *)sample, offsets, locations,
+                                          NULL, 1, &refusal);
+    }
+    if (code == 0) {
+        code = dlfs_directory_builder_finish(builder, NULL, 0, &refusal, &built);
+    }
+    CHECK_EQ(code, refusal.rule == 0 ? 0 : -EINVAL);
+    CHECK(code == 0 || refusal.is_directory);
+    *count = built.empty_count;
+    dlfs_directory_builder_destroy(builder);
+    return refusal.rule;
+}
+
+static void check_directory(const char *sample, const char *directory, uint32_t rule,
+                            uint64_t expected)
+{
+    uint64_t count;
+    CHECK_EQ(rule_with_directory(sample, directory, &count), rule);
+    CHECK_EQ(count, rule == 0 ? expected : 99);
 }
 
 static void test_empty_directories_are_alone(void)
 {
-    CHECK_EQ(plan_with_empty("a/b", "a/c/"), 0);
-    CHECK_EQ(plan_with_empty("a/b", "a-/"), 0);
-    CHECK_EQ(plan_with_empty("a-b", "a/"), 0);
-    CHECK_EQ(plan_with_empty("a", "b"), -EINVAL); /* no '/' behind it */
-    CHECK_EQ(plan_with_empty("a", "b//"), -EINVAL);
-    CHECK_EQ(plan_with_empty("a", "/"), -EINVAL);
-    CHECK_EQ(plan_with_empty("a", ""), -EINVAL);
-    CHECK_EQ(plan_with_empty("a", "../"), -EINVAL);
-    CHECK_EQ(plan_with_empty("a", "a/"), -EINVAL);
-    CHECK_EQ(plan_with_empty("a", "a/b/"), -EINVAL);
-    CHECK_EQ(plan_with_empty("a/b", "a/"), -EINVAL);
-    CHECK_EQ(plan_with_empty("a/b/c", "a/"), -EINVAL);
+    check_directory("a/b", "a/c/", 0, 1);
+    check_directory("a/b", "a-/", 0, 1);
+    check_directory("a-b", "a/", 0, 1);
+    check_directory("b", "a/", 0, 1);
+    check_directory("a", "b", DLFS_PATH_MALFORMED, 0); /* no '/' behind it */
+    check_directory("a", "b//", DLFS_PATH_MALFORMED, 0);
+    check_directory("a", "/", DLFS_PATH_MALFORMED, 0);
+    check_directory("a", "", DLFS_PATH_MALFORMED, 0);
+    check_directory("a", "../", DLFS_PATH_MALFORMED, 0);
+    check_directory("a", "a/", DLFS_PATH_BELOW_SAMPLE, 0);
+    check_directory("a", "a/b/", DLFS_PATH_BELOW_SAMPLE, 0);
+    check_directory("a/b", "a/", 0, 0); /* it is not empty */
+    check_directory("a/b/c", "a/", 0, 0);
+}
+
+static void test_directories_come_sorted_and_first(void)
+{
+    const uint64_t offsets[] = {0, 2, 4, 6};
+    static const dlfs_location locations[1];
+    const uint8_t *text = (const uint8_t *)"b/a/a/";
+    dlfs_path_refusal refusal;
+    for (uint64_t first = 0; first < 2; first++) { /* one that is before, and an equal one */
+        dlfs_directory_builder *builder = builder_of(0);
+        CHECK_EQ(
+            dlfs_directory_builder_add_directories(builder, text, offsets + first, 1, &refusal), 0);
+        CHECK_EQ(
+            dlfs_directory_builder_add_directories(builder, text, offsets + first + 1, 1, &refusal),
+            -EINVAL);
+        CHECK(refusal.rule == DLFS_PATH_UNSORTED && refusal.index == 1);
+        dlfs_directory_builder_destroy(builder);
+    }
+    dlfs_directory_builder *builder = builder_of(0);
+    CHECK_EQ(dlfs_directory_builder_add(builder, (const uint8_t *)"xx", offsets, locations, NULL, 1,
+                                        &refusal),
+             0);
+    CHECK_EQ(dlfs_directory_builder_add_directories(builder, text, offsets, 1, &refusal), -EINVAL);
+    dlfs_directory_builder_destroy(builder);
 }
 
 /* Those of many blocks are found and decoded, and searched apart from the samples. */
 static void test_empty_directories_are_found(void)
 {
     sample_set set = make_samples(100);
-    dlfs_directory_content content = content_of(&set);
+    dlfs_directory_builder *builder = builder_of(set.data_bytes);
+    dlfs_path_refusal refusal;
     char text[40 * 8];
     uint64_t offsets[41] = {0};
     for (uint64_t i = 0; i < 40; i++) {
         offsets[i + 1] =
             offsets[i] + (uint64_t)snprintf(text + offsets[i], 8, "e%02u/x/", (unsigned)i);
     }
-    content.empty_names = (const uint8_t *)text;
-    content.empty_offsets = offsets;
-    content.empty_count = 40;
     segment made;
-    CHECK_EQ(dlfs_directory_plan_build(&content, &made.plan), 0);
-    made.entries = allocate(made.plan.entries_bytes);
-    made.names = allocate(made.plan.names_bytes);
-    CHECK_EQ(dlfs_directory_build(&made.plan, &content, made.entries, made.names), 0);
+    CHECK_EQ(dlfs_directory_builder_add_directories(builder, (const uint8_t *)text, offsets, 40,
+                                                    &refusal),
+             0);
+    CHECK_EQ(add_samples(builder, &set, 0, set.count, &refusal), 0);
+    CHECK_EQ(finish(builder, &set, &made), 0);
     dlfs_directory *directory = open_segment(&made);
     check_found(directory, &set);
     check_names(directory, &set);
@@ -463,7 +640,7 @@ static void test_open_refuses(void)
     dlfs_directory_header *header = header_of(&made);
     dlfs_directory_header good = *header;
     dlfs_directory *directory = NULL;
-    uint64_t bytes = made.plan.entries_bytes;
+    uint64_t bytes = made.entries_bytes;
 
     CHECK_EQ(dlfs_directory_open(made.entries, 100, &directory), DLFS_E_TRUNCATED);
     CHECK_EQ(dlfs_directory_open(made.entries, bytes - 1, &directory), DLFS_E_TRUNCATED);
@@ -500,10 +677,10 @@ static void test_open_refuses(void)
 static void ask_everything(segment *made, const sample_set *set)
 {
     dlfs_directory *directory;
-    if (dlfs_directory_open(made->entries, made->plan.entries_bytes, &directory) < 0) {
+    if (dlfs_directory_open(made->entries, made->entries_bytes, &directory) < 0) {
         return;
     }
-    CHECK_EQ(dlfs_directory_attach_names(directory, made->names, made->plan.names_bytes), 0);
+    CHECK_EQ(dlfs_directory_attach_names(directory, made->names, made->names_bytes), 0);
     uint64_t *out = malloc((set->count + 1) * sizeof(uint64_t));
     uint8_t *text = malloc(UINT64_C(1) << 16);
     if (dlfs_directory_find(directory, set->text, set->offsets, set->count, out) == 0) {
@@ -538,18 +715,19 @@ static void test_wild_bytes_stay_in_bounds(void)
     static const uint8_t wild[] = {0x00, 0x01, 0x7f, 0x80, 0xff};
     sample_set set = make_samples(600);
     segment good = build(&set);
-    segment bad = {.plan = good.plan,
-                   .entries = allocate(good.plan.entries_bytes),
-                   .names = allocate(good.plan.names_bytes)};
+    segment bad = {.entries = allocate(good.entries_bytes),
+                   .names = allocate(good.names_bytes),
+                   .entries_bytes = good.entries_bytes,
+                   .names_bytes = good.names_bytes};
     uint64_t sections = header_of(&good)->locations_offset;
     uint64_t state = 88172645463325252;
     for (uint32_t round = 0; round < 3000; round++) {
-        memcpy(bad.entries, good.entries, good.plan.entries_bytes);
-        memcpy(bad.names, good.names, good.plan.names_bytes);
+        memcpy(bad.entries, good.entries, good.entries_bytes);
+        memcpy(bad.names, good.names, good.names_bytes);
         uint64_t changes = 1 + next_random(&state) % 30;
         for (uint64_t i = 0; i < changes; i++) {
             bool names = next_random(&state) % 2;
-            uint64_t bytes = names ? bad.plan.names_bytes : bad.plan.entries_bytes - sections;
+            uint64_t bytes = names ? bad.names_bytes : bad.entries_bytes - sections;
             uint8_t *base = names ? bad.names : bad.entries + sections;
             uint64_t width = UINT64_C(1) << next_random(&state) % 5;
             uint64_t at = next_random(&state) % (bytes - width);
@@ -570,9 +748,13 @@ int main(void)
     test_names_come_later();
     test_bad_paths_are_refused();
     test_sample_cannot_be_a_directory();
+    test_a_refusal_names_the_path();
     test_bad_locations_are_refused();
-    test_plan_of_other_names_is_refused();
+    test_bad_sizes_are_refused();
+    test_calls_do_not_matter();
+    test_equal_hashes_take_another_seed();
     test_empty_directories_are_alone();
+    test_directories_come_sorted_and_first();
     test_empty_directories_are_found();
     test_equal_hashes_straddle_leaves();
     test_layout_beyond_32_bits();

@@ -9,27 +9,26 @@ static void test_verify_names_the_bad_block(void)
     segment made = build(&set);
     dlfs_directory *directory = open_segment(&made);
     uint64_t bad = 99;
-    for (uint64_t block = 0; block < made.plan.names_bytes / DLFS_DIRECTORY_BLOCK_BYTES; block++) {
+    for (uint64_t block = 0; block < made.names_bytes / DLFS_DIRECTORY_BLOCK_BYTES; block++) {
         made.names[block * DLFS_DIRECTORY_BLOCK_BYTES + 77] ^= 4;
-        CHECK_EQ(dlfs_directory_verify(directory, 1, made.names, made.plan.names_bytes, &bad),
+        CHECK_EQ(dlfs_directory_verify(directory, 1, made.names, made.names_bytes, &bad),
                  DLFS_E_CHECKSUM);
         CHECK_EQ(bad, block);
         made.names[block * DLFS_DIRECTORY_BLOCK_BYTES + 77] ^= 4;
     }
-    uint8_t *copy = allocate(made.plan.entries_bytes);
-    memcpy(copy, made.entries, made.plan.entries_bytes);
-    for (uint64_t block = 0; block < made.plan.entries_bytes / DLFS_DIRECTORY_BLOCK_BYTES;
-         block++) {
+    uint8_t *copy = allocate(made.entries_bytes);
+    memcpy(copy, made.entries, made.entries_bytes);
+    for (uint64_t block = 0; block < made.entries_bytes / DLFS_DIRECTORY_BLOCK_BYTES; block++) {
         copy[block * DLFS_DIRECTORY_BLOCK_BYTES + 77] ^= 4;
-        CHECK_EQ(dlfs_directory_verify(directory, 0, copy, made.plan.entries_bytes, &bad),
+        CHECK_EQ(dlfs_directory_verify(directory, 0, copy, made.entries_bytes, &bad),
                  DLFS_E_CHECKSUM);
         CHECK_EQ(bad, block);
         copy[block * DLFS_DIRECTORY_BLOCK_BYTES + 77] ^= 4;
     }
-    CHECK_EQ(dlfs_directory_verify(directory, 0, copy, made.plan.entries_bytes, &bad), 0);
-    CHECK_EQ(dlfs_directory_verify(directory, 0, copy, made.plan.entries_bytes - 1, &bad),
+    CHECK_EQ(dlfs_directory_verify(directory, 0, copy, made.entries_bytes, &bad), 0);
+    CHECK_EQ(dlfs_directory_verify(directory, 0, copy, made.entries_bytes - 1, &bad),
              DLFS_E_TRUNCATED);
-    CHECK_EQ(dlfs_directory_verify(directory, 2, copy, made.plan.entries_bytes, &bad), -EINVAL);
+    CHECK_EQ(dlfs_directory_verify(directory, 2, copy, made.entries_bytes, &bad), -EINVAL);
     free(copy);
     dlfs_directory_close(directory);
     free_segment(&made);
@@ -44,7 +43,7 @@ static void check_order_refused(segment *made, uint64_t rank, uint32_t index)
     order[rank] = index;
     seal(made);
     dlfs_directory *directory = open_segment(made);
-    uint64_t bytes = made->plan.entries_bytes;
+    uint64_t bytes = made->entries_bytes;
     uint64_t bad = 0;
     CHECK_EQ(dlfs_directory_verify(directory, 0, made->entries, bytes, &bad), DLFS_E_FORMAT);
     uint64_t order_block = header_of(made)->order_offset / DLFS_DIRECTORY_BLOCK_BYTES;
@@ -74,7 +73,7 @@ static void test_verify_refuses_another_order(void)
     seal(&made);
     dlfs_directory *directory = open_segment(&made);
     uint64_t bad;
-    CHECK_EQ(dlfs_directory_verify(directory, 0, made.entries, made.plan.entries_bytes, &bad), 0);
+    CHECK_EQ(dlfs_directory_verify(directory, 0, made.entries, made.entries_bytes, &bad), 0);
     dlfs_directory_close(directory);
     free_segment(&made);
     free_samples(&set);

@@ -15,10 +15,7 @@ static const char *const EMPTY[] = {"b/e/f/", "c/", "m/n/", "m/o/p/", "x/q/"};
 
 struct fixture {
     dlfs_directory *directory;
-    void *entries;
-    void *names;
-    uint64_t entries_bytes;
-    uint64_t names_bytes;
+    dlfs_directory_builder *builder;
 };
 
 static void pack_paths(const char *const *paths, uint64_t count, uint8_t *text, uint64_t *offsets)
@@ -37,36 +34,30 @@ static void fixture_create(struct fixture *fixture)
     uint8_t empty_text[256];
     uint64_t empty_offsets[EMPTY_COUNT + 1] = {0};
     const dlfs_location locations[PATH_COUNT] = {{0}};
-    dlfs_directory_plan plan;
     pack_paths(PATHS, PATH_COUNT, text, offsets);
     pack_paths(EMPTY, EMPTY_COUNT, empty_text, empty_offsets);
-    const dlfs_directory_content content = {
-        .count = PATH_COUNT,
-        .names = text,
-        .offsets = offsets,
-        .locations = locations,
-        .data_bytes = 4096,
-        .empty_names = empty_text,
-        .empty_offsets = empty_offsets,
-        .empty_count = EMPTY_COUNT,
-        .chunk_bytes = 4096,
-        .dataset_uuid = {7},
-    };
-    CHECK_EQ(dlfs_directory_plan_build(&content, &plan), 0);
-    fixture->entries_bytes = plan.entries_bytes;
-    fixture->names_bytes = plan.names_bytes;
-    CHECK_EQ(dlfs_memory_map(plan.entries_bytes, &fixture->entries, NULL), 0);
-    CHECK_EQ(dlfs_memory_map(plan.names_bytes, &fixture->names, NULL), 0);
-    CHECK_EQ(dlfs_directory_build(&plan, &content, fixture->entries, fixture->names), 0);
-    CHECK_EQ(dlfs_directory_open(fixture->entries, plan.entries_bytes, &fixture->directory), 0);
-    CHECK_EQ(dlfs_directory_attach_names(fixture->directory, fixture->names, plan.names_bytes), 0);
+    const dlfs_directory_config config = {
+        .data_bytes = 4096, .chunk_bytes = 4096, .dataset_uuid = {7}};
+    dlfs_directory_segment segment;
+    dlfs_path_refusal refusal;
+    CHECK_EQ(dlfs_directory_builder_create(&config, &fixture->builder), 0);
+    CHECK_EQ(dlfs_directory_builder_add_directories(fixture->builder, empty_text, empty_offsets,
+                                                    EMPTY_COUNT, &refusal),
+             0);
+    CHECK_EQ(dlfs_directory_builder_add(fixture->builder, text, offsets, locations, NULL,
+                                        PATH_COUNT, &refusal),
+             0);
+    CHECK_EQ(dlfs_directory_builder_finish(fixture->builder, NULL, 0, &refusal, &segment), 0);
+    CHECK_EQ(segment.empty_count, EMPTY_COUNT);
+    CHECK_EQ(dlfs_directory_open(segment.entries, segment.entries_bytes, &fixture->directory), 0);
+    CHECK_EQ(dlfs_directory_attach_names(fixture->directory, segment.names, segment.names_bytes),
+             0);
 }
 
 static void fixture_destroy(struct fixture *fixture)
 {
     dlfs_directory_close(fixture->directory);
-    dlfs_memory_unmap(fixture->entries, fixture->entries_bytes);
-    dlfs_memory_unmap(fixture->names, fixture->names_bytes);
+    dlfs_directory_builder_destroy(fixture->builder);
 }
 
 static const struct tree_node TOP = {DATASET_DEPTH, 0};

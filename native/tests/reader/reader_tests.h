@@ -28,9 +28,9 @@ struct dataset {
     dlfs_device *inner;
     dlfs_device *device; /* inner, or a faulty one over it */
     dlfs_directory *directory;
+    dlfs_directory_builder *builder; /* has the memory of entries and names */
     void *entries;
     void *names;
-    uint64_t entries_bytes;
     uint64_t names_bytes;
     uint64_t chunk_count;
 };
@@ -101,29 +101,21 @@ static void dataset_directory(struct dataset *dataset, const dlfs_location *loca
         int length = snprintf((char *)names + offsets[i], 8, "%06" PRIu64, i);
         offsets[i + 1] = offsets[i] + (uint64_t)length;
     }
-    dlfs_directory_plan plan;
-    bool large = false;
-    for (uint64_t i = 0; i < COUNT; i++) {
-        large = large || sample_length(i) > CHUNK;
-    }
-    const dlfs_directory_content content = {
-        .count = COUNT,
-        .names = names,
-        .offsets = offsets,
-        .locations = locations,
-        .parts = parts,
-        .part_count = large ? dataset->chunk_count : 0,
-        .data_bytes = dataset->chunk_count * CHUNK,
-        .chunk_bytes = CHUNK,
-        .dataset_uuid = {1},
-    };
-    CHECK_EQ(dlfs_directory_plan_build(&content, &plan), 0);
-    dataset->entries_bytes = plan.entries_bytes;
-    dataset->names_bytes = plan.names_bytes;
-    CHECK_EQ(dlfs_memory_map(plan.entries_bytes, &dataset->entries, NULL), 0);
-    CHECK_EQ(dlfs_memory_map(plan.names_bytes, &dataset->names, NULL), 0);
-    CHECK_EQ(dlfs_directory_build(&plan, &content, dataset->entries, dataset->names), 0);
-    CHECK_EQ(dlfs_directory_open(dataset->entries, plan.entries_bytes, &dataset->directory), 0);
+    const dlfs_directory_config config = {
+        .data_bytes = dataset->chunk_count * CHUNK, .chunk_bytes = CHUNK, .dataset_uuid = {1}};
+    dlfs_directory_segment segment;
+    dlfs_path_refusal refusal;
+    CHECK_EQ(dlfs_directory_builder_create(&config, &dataset->builder), 0);
+    CHECK_EQ(dlfs_directory_builder_add(dataset->builder, names, offsets, locations, NULL, COUNT,
+                                        &refusal),
+             0);
+    CHECK_EQ(dlfs_directory_builder_finish(dataset->builder, parts, dataset->chunk_count, &refusal,
+                                           &segment),
+             0);
+    dataset->entries = segment.entries;
+    dataset->names = segment.names;
+    dataset->names_bytes = segment.names_bytes;
+    CHECK_EQ(dlfs_directory_open(dataset->entries, segment.entries_bytes, &dataset->directory), 0);
 }
 
 static void dataset_create(struct dataset *dataset, const dlfs_fault_config *faults)
@@ -156,8 +148,7 @@ static void dataset_create(struct dataset *dataset, const dlfs_fault_config *fau
 static void dataset_destroy(struct dataset *dataset)
 {
     dlfs_directory_close(dataset->directory);
-    dlfs_memory_unmap(dataset->entries, dataset->entries_bytes);
-    dlfs_memory_unmap(dataset->names, dataset->names_bytes);
+    dlfs_directory_builder_destroy(dataset->builder);
     if (dataset->device != dataset->inner) {
         CHECK_EQ(dlfs_device_destroy(dataset->device), 0);
     }

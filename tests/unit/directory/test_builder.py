@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 import uuid
 
 import numpy as np
@@ -83,23 +82,6 @@ def test_limits() -> None:
     with pytest.raises(UsageError):
         builder.add_many([b"g"], [1, 2], [1, 1], [0, 0])
     assert list(builder) == [longest]
-
-
-def test_a_sample_takes_little_memory_beside_its_path() -> None:
-    count = 50_000
-    paths = [b"class%03d/%07d.jpg" % (number % 1000, number) for number in range(count)]
-    numbers = np.zeros(count)
-    builder = DirectoryBuilder()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        for first in range(0, count, 5000):
-            some = slice(first, first + 5000)
-            builder.add_many(paths[some], numbers[some], numbers[some], numbers[some])
-        taken = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    assert taken < 90 * count
 
 
 def test_freeze_is_repeatable_and_does_not_end_the_builder() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dlfs._native.directory import build_segment
+from dlfs._native.segment import build_segment
 from dlfs.base.units import KIB
 from dlfs.directory import DirectoryIdentity, DirectorySizes, load_directory
 from dlfs.format.location import pack_locations
@@ -80,7 +80,7 @@ def stored(
     segment = build_segment(
         text,
         offsets,
-        locations.view(np.uint8),
+        locations,
         dataset_uuid=DATASET.bytes,
         data_bytes=COUNT * SAMPLE_BYTES,
         chunk_bytes=64 * SAMPLE_BYTES,

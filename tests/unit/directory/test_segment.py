@@ -1,0 +1,318 @@
+"""SegmentBuilder: the same segment for any blocks; rules of paths; memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlfs._native import paths as native
+from dlfs._native.paths import PathRefusedError, PathTable, pack_paths
+from dlfs._native.segment import Segment, SegmentBuilder, build_segment
+from dlfs.directory import DirectoryBuilder, FrozenDirectory, Location
+from dlfs.errors import ClosedError, ExistsError, LimitError, UsageError
+from dlfs.format.location import pack_locations
+
+CHUNK = 4096
+DATASET = uuid.UUID(int=9)
+# "!" sorts before "/", "0" behind it
+components = st.text("ab!0", min_size=1, max_size=3).map(str.encode)
+trees = st.lists(st.lists(components, min_size=1, max_size=4).map(b"/".join), max_size=60)
+
+
+def new_builder(data_bytes: int = 1 << 20) -> SegmentBuilder:
+    return SegmentBuilder(dataset_uuid=DATASET.bytes, data_bytes=data_bytes, chunk_bytes=CHUNK)
+
+
+def add(builder: SegmentBuilder, paths: Sequence[bytes], first: int = 0) -> None:
+    text, offsets = pack_paths(paths)
+    count = len(paths)
+    numbers = np.arange(first, first + count, dtype=np.uint64)
+    builder.add(text, offsets, pack_locations(numbers * np.uint64(8), np.full(count, 8), numbers))
+
+
+def built(paths: Sequence[bytes], directories: Sequence[bytes], splits: Sequence[int]) -> Segment:
+    with new_builder() as builder:
+        builder.add_directories(directories)
+        bounds = [0, *sorted(split % (len(paths) + 1) for split in splits), len(paths)]
+        for first, end in pairwise(bounds):
+            add(builder, paths[first:end], first)
+        return builder.finish()
+
+
+@given(trees, trees, st.lists(st.integers(0, 100), max_size=8))
+def test_any_blocks_give_the_same_segment(
+    samples: list[bytes], directories: list[bytes], splits: list[int]
+) -> None:
+    model = DirectoryBuilder()
+    for path in samples:
+        try:
+            model.add(path, Location(0, 0, 0))
+        except ExistsError:
+            continue
+    for path in directories:
+        try:
+            model.add_directory(path)
+        except ExistsError:
+            continue
+    paths = list(model)
+    empty = model.empty_directories()
+    whole, parts = built(paths, empty, []), built(paths, empty, splits)
+    assert whole.entries.tobytes() == parts.entries.tobytes()
+    assert whole.names.tobytes() == parts.names.tobytes()
+    with FrozenDirectory(parts.entries, lambda: parts.names) as directory:
+        directory.verify()
+        assert directory.names() == paths
+        assert directory.find(paths).tolist() == list(range(len(paths)))
+        assert directory.empty_directories() == empty
+
+
+@given(trees, trees)
+def test_directories_with_something_below_are_left_out(
+    samples: list[bytes], directories: list[bytes]
+) -> None:
+    model = DirectoryBuilder()
+    added: set[bytes] = set()
+    for path in samples:
+        try:
+            model.add(path, Location(0, 0, 0))
+        except ExistsError:
+            continue
+    for path in directories:
+        try:
+            model.add_directory(path)
+        except ExistsError:
+            continue
+        added.add(path)
+    given_all = built(list(model), sorted(added, key=lambda path: path + b"/"), [])
+    given_empty = built(list(model), model.empty_directories(), [])
+    assert given_all.entries.tobytes() == given_empty.entries.tobytes()
+    assert given_all.names.tobytes() == given_empty.names.tobytes()
+
+
+@given(trees, st.lists(st.integers(0, 100), max_size=8))
+def test_clashes_are_found_across_blocks(samples: list[bytes], splits: list[int]) -> None:
+    paths = sorted(samples)
+    clashes = {
+        path
+        for number, path in enumerate(paths)
+        if path in paths[:number] or any(path.startswith(other + b"/") for other in paths)
+    }
+    if not clashes:
+        assert built(paths, [], splits).sample_count == len(paths)
+        return
+    with pytest.raises(PathRefusedError) as caught:
+        built(paths, [], splits)
+    error = caught.value
+    assert error.path == min(clashes)
+    if error.rule == native.BELOW_SAMPLE:
+        assert error.sample in paths
+        assert error.path.startswith(error.sample + b"/")
+    else:
+        assert error.rule == native.REPEATED
+        assert paths.count(error.path) > 1
+
+
+@pytest.mark.parametrize(
+    ("samples", "directories", "rule", "path"),
+    [
+        ([b"b", b"a"], [], native.UNSORTED, b"a"),
+        ([b"a", b"a"], [], native.REPEATED, b"a"),
+        ([b"a", b"b/../c"], [], native.MALFORMED, b"b/../c"),
+        ([b"a", b"a!", b"a/b"], [], native.BELOW_SAMPLE, b"a/b"),
+        ([b"a", b"b"], [b"a"], native.BELOW_SAMPLE, b"a"),
+        ([b"a"], [b"a/b/c"], native.BELOW_SAMPLE, b"a/b/c"),
+        ([], [b"b", b"a"], native.UNSORTED, b"a"),
+        ([], [b"a", b"a"], native.UNSORTED, b"a"),
+        ([], [b"a//b"], native.MALFORMED, b"a//b"),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 10])
+def test_the_error_names_the_path(
+    samples: list[bytes], directories: list[bytes], rule: int, path: bytes, step: int
+) -> None:
+    with pytest.raises(PathRefusedError) as caught:
+        built(samples, directories, range(0, len(samples), step))
+    assert (caught.value.rule, caught.value.path) == (rule, path)
+    assert caught.value.is_directory == (path in directories)
+
+
+def test_no_samples_and_only_empty_directories() -> None:
+    for directories in ([], [b"a", b"b/c"]):
+        segment = built([], directories, [])
+        assert (segment.sample_count, segment.sample_bytes) == (0, 0)
+        with FrozenDirectory(segment.entries, lambda segment=segment: segment.names) as directory:
+            directory.verify()
+            assert len(directory) == 0
+            assert directory.empty_directories() == directories
+
+
+def test_a_segment_outlives_its_builder() -> None:
+    segment = built([b"a"], [], [])
+    with FrozenDirectory(segment.entries, lambda: segment.names) as directory:
+        assert directory.names() == [b"a"]
+
+
+def test_misuse_of_a_builder() -> None:
+    builder = new_builder()
+    add(builder, [b"a"])
+    for bad in (
+        lambda: builder.add_directories([b"b"]),
+        lambda: builder.add(*pack_paths([b"b"]), np.zeros(3, np.uint8)),
+        lambda: builder.add_table(PathTable(), np.zeros(1, np.uint64)),
+    ):
+        with pytest.raises(UsageError):
+            bad()
+    builder.finish()
+    with pytest.raises(UsageError):
+        builder.finish()
+    builder.close()
+    builder.close()
+    with pytest.raises(ClosedError):
+        builder.finish()
+    with pytest.raises(UsageError):
+        SegmentBuilder(dataset_uuid=b"x", data_bytes=0, chunk_bytes=CHUNK)
+    with pytest.raises(UsageError):
+        SegmentBuilder(dataset_uuid=DATASET.bytes, data_bytes=1, chunk_bytes=CHUNK)
+
+
+# ---- the table of a dataset that is being written ---------------------------------------------
+
+
+@given(st.lists(st.tuples(trees, st.booleans()), max_size=6))
+def test_a_table_is_like_sets_of_paths(calls: list[tuple[list[bytes], bool]]) -> None:
+    builder = DirectoryBuilder()
+    known: dict[bytes, int] = {}
+    filled: set[bytes] = set()
+    added: set[bytes] = set()
+    for paths, directories in calls:
+        if directories:
+            for path in paths:
+                clash = path in known or any(parent in known for parent in parents(path))
+                assert raises_exists(builder.add_directory, path) == clash
+                if not clash:
+                    added.add(path)
+                    filled |= set(parents(path))
+            continue
+        clash = clashes(paths, known, filled | added)
+        zeros = np.zeros(len(paths))
+        assert raises_exists(builder.check, paths) == clash
+        assert raises_exists(builder.add_many, paths, zeros, zeros, zeros) == clash
+        if not clash:
+            known |= {path: len(known) + row for row, path in enumerate(paths)}
+            filled |= {parent for path in paths for parent in parents(path)}
+        assert all((path in builder) == (path in known) for path in paths)
+    assert list(builder) == sorted(known)
+    assert builder.rows().tolist() == [known[path] for path in sorted(known)]
+    empty = sorted(added - filled, key=lambda path: path + b"/")
+    assert builder.empty_directories() == empty
+
+
+def parents(path: bytes) -> list[bytes]:
+    parts = path.split(b"/")
+    return [b"/".join(parts[:end]) for end in range(1, len(parts))]
+
+
+def clashes(paths: list[bytes], known: dict[bytes, int], directories: set[bytes]) -> bool:
+    samples = known.keys() | set(paths)
+    below = {parent for path in paths for parent in parents(path)}
+    return (
+        len(set(paths)) < len(paths)
+        or any(path in known or path in directories for path in paths)
+        or bool(below & samples)
+    )
+
+
+def raises_exists(call: Callable[..., object], *arguments: object) -> bool:
+    try:
+        call(*arguments)
+    except ExistsError:
+        return True
+    return False
+
+
+def test_the_longest_directory() -> None:
+    builder = DirectoryBuilder()
+    longest = b"/".join([b"d" * 255] * 15 + [b"e" * 254])
+    builder.add_directory(longest)
+    assert builder.empty_directories() == [longest]
+    with pytest.raises(LimitError, match="expected at most 4094 bytes, got 4095"):
+        builder.add_directory(longest[:-1] + b"/f")
+    with pytest.raises(LimitError, match="expected at most 4095 bytes, got 4097"):
+        builder.add_directory(longest + b"/fg")
+    with pytest.raises(UsageError, match="an empty component"):
+        builder.add_directory(b"a/")
+
+
+# ---- memory -------------------------------------------------------------------------------------
+
+COUNT = 2_000_000
+ADDED = f"""
+import numpy as np
+from dlfs._native.paths import pack_paths
+from dlfs._native.segment import SegmentBuilder
+from dlfs.directory import DirectoryBuilder
+from dlfs.format.location import pack_locations
+
+COUNT, BLOCK = {COUNT}, 10_000
+
+def status(field):
+    return int(open("/proc/self/status").read().partition(field + ":")[2].split()[0]) * 1024
+
+def block(first):
+    paths = [b"train/n%05d/%08d.jpeg" % (number // 1000, number)
+             for number in range(first, first + BLOCK)]
+    places = np.arange(first, first + BLOCK, dtype=np.uint64) * np.uint64(7_654_321) % COUNT
+    return paths, places * np.uint64(64), np.full(BLOCK, 64), places
+
+def packed(paths, *locations):
+    return *pack_paths(paths), pack_locations(*locations)
+
+"""
+STREAMED = """
+packed(*block(0))
+before = status("VmRSS")
+builder = SegmentBuilder(dataset_uuid=bytes(16), data_bytes=COUNT * 64, chunk_bytes=4096)
+for first in range(0, COUNT, BLOCK):
+    builder.add(*packed(*block(first)))
+segment = builder.finish()
+print(status("VmHWM") - before - segment.entries.nbytes - segment.names.nbytes)
+"""
+COLLECTED = """
+builder = DirectoryBuilder()
+builder.check(block(0)[0])
+before = status("VmRSS")
+for first in range(0, COUNT, BLOCK):
+    builder.add_many(*block(first))
+print(status("VmHWM") - before - COUNT * len(block(0)[0][0]))
+"""
+
+
+@pytest.mark.parametrize("program", [STREAMED, COLLECTED], ids=["streamed", "collected"])
+def test_a_sample_takes_little_memory(program: str) -> None:
+    """Beside the segment, or the text of the paths: 33 and 39 bytes, and what the process needs."""
+    run = subprocess.run(
+        [sys.executable, "-c", ADDED + program], capture_output=True, text=True, check=True
+    )
+    assert int(run.stdout) < 48 * COUNT
+
+
+def test_all_at_once_is_a_stream_of_one_block() -> None:
+    paths = [b"a", b"b/c", b"d"]
+    numbers = np.arange(3, dtype=np.uint64)
+    locations = pack_locations(numbers * np.uint64(8), np.full(3, 8), numbers)
+    segment = build_segment(
+        *pack_paths(paths),
+        locations,
+        dataset_uuid=DATASET.bytes,
+        data_bytes=1 << 20,
+        chunk_bytes=CHUNK,
+    )
+    assert segment.entries.tobytes() == built(paths, [], [1]).entries.tobytes()
