@@ -36,7 +36,7 @@ from dlfs.ingest.source import (
     show,
     without_known,
 )
-from dlfs.ingest.tables.coco import read_coco
+from dlfs.ingest.tables.coco import FILE_NAME, read_coco
 from dlfs.ingest.tables.columns import Column, column_values
 from dlfs.ingest.tables.csv import DELIMITERS, read_csv, text_column, typed_column
 from dlfs.ingest.tables.files import Table, open_ipc, open_parquet
@@ -259,6 +259,7 @@ class TableRule(Rule):
         self._path_of: dict[int, bytes] | None = None
         """Path of the sample of each row, where paths may be longer than the row's."""
         if suffix == _COCO:
+            names = (FILE_NAME,) if path_column is None else names
             columns, self._left_out = read_coco(path, self._name)
             self._path_of = {}
         elif suffix in DELIMITERS:

@@ -37,7 +37,14 @@ LINE_BYTES_MAX = 256 * MIB
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 """Names of compressions for Arrow, by the endings of file names."""
 
+COLUMNS_MAX = 4096
+"""Most keys of all rows together."""
+NESTING_MAX = 64
+"""Most lists and objects in each other."""
+
 _CHUNK_BYTES = 4 * MIB
+_BATCH_VALUES_MAX = 1 << 20
+"""Most values of a batch, nulls included, which no bytes of the file stand for."""
 _SHOWN_MAX = 60
 _BOM = b"\xef\xbb\xbf"
 
@@ -86,10 +93,13 @@ def _find_types(path: str) -> Table:
     def batches(columns: Sequence[str]) -> Iterator[Any]:
         chosen = [field for field in schema if _is_used(field.name, columns)]
         first = 0
-        for rows in _chunks(path):
-            arrays = [_array(rows, field, f"{what}: row", first) for field in chosen]
-            yield pyarrow.RecordBatch.from_arrays(arrays, schema=pyarrow.schema(chosen))
-            first += len(rows)
+        step = max(1, _BATCH_VALUES_MAX // max(1, len(chosen)))
+        for chunk in _chunks(path):
+            for start in range(0, len(chunk), step):
+                rows = chunk[start : start + step]
+                arrays = [_array(rows, field, f"{what}: row", first) for field in chosen]
+                yield pyarrow.RecordBatch.from_arrays(arrays, schema=pyarrow.schema(chosen))
+                first += len(rows)
         check_unchanged(what, path, state)
 
     return Table(schema, count, batches, found.conflicts, joins_numbers=True)
@@ -109,28 +119,39 @@ class _Types:
 
     def add(self, rows: Sequence[Row], first: int) -> None:
         """Join the types of some rows, of which one is the first."""
-        for name in dict.fromkeys(key for row in rows for key in row):
-            if name in self.conflicts:
-                continue
-            values = [row.get(name) for row in rows]
-            known = self._types.get(name, pyarrow.null())
-            joined = _joined(known, values)
-            if joined is None:
-                count = bisect_left(
-                    range(len(values)), True, key=lambda i: _joined(known, values[: i + 1]) is None
-                )
-                joined = _joined(known, values[:count])
-                expected = f"{joined} as in the rows before"
-                if _joined(pyarrow.null(), values[count : count + 1]) is None:
-                    expected = "a value that Arrow has a type for, such as integers of 64 bits"
-                if joined.equals(pyarrow.null()):  # which would be left out without an error
-                    joined = pyarrow.int64()
-                self.conflicts[name] = (
-                    f"{self._what}: row {first + count}: column {name}: expected {expected}, got "
-                    f"{_shown(values[count])}; the options attributes, fields and column choose "
-                    "columns"
-                )
-            self._types[name] = joined
+        present: dict[str, list[Any]] = {}
+        for row in rows:
+            for name, value in row.items():
+                present.setdefault(name, []).append(value)
+        for name, values in present.items():
+            if name not in self.conflicts:
+                self._types[name] = self._join(name, values, rows, first)
+        if len(self._types) > COLUMNS_MAX:
+            raise LimitError(
+                f"{self._what}: row {first + len(rows)}: expected at most {COLUMNS_MAX} keys in "
+                f"all rows, got {len(self._types)}"
+            )
+
+    def _join(self, name: str, values: Sequence[Any], rows: Sequence[Row], first: int) -> Any:
+        """Return the type of a column with further values; note if there is none."""
+        known = self._types.get(name, pyarrow.null())
+        joined = _joined(known, values)
+        if joined is not None:
+            return joined
+        count = bisect_left(
+            range(len(values)), True, key=lambda i: _joined(known, values[: i + 1]) is None
+        )
+        joined = _joined(known, values[:count])
+        expected = f"{joined} as in the rows before"
+        if _joined(pyarrow.null(), values[count : count + 1]) is None:
+            expected = f"integers of 64 bits, UTF-8, lists and objects {NESTING_MAX} deep at most"
+        number = [number for number, row in enumerate(rows) if name in row][count]
+        self.conflicts[name] = (
+            f"{self._what}: row {first + number}: column {name}: expected {expected}, got "
+            f"{_shown(values[count])}; the options attributes, fields and column choose columns"
+        )
+        # A column of nulls would be left out without an error.
+        return pyarrow.int64() if joined.equals(pyarrow.null()) else joined
 
 
 def _joined(known: Any, values: Sequence[Any]) -> Any:
@@ -139,7 +160,16 @@ def _joined(known: Any, values: Sequence[Any]) -> Any:
         found = pyarrow.array(values).type
     except _NOT_OF_ONE_TYPE:
         return None
-    return join_types(known, found, joins_numbers=True)
+    return None if _depth(found) > NESTING_MAX else join_types(known, found, joins_numbers=True)
+
+
+def _depth(kind: Any) -> int:
+    """Return how many lists and structs of a type are in each other."""
+    level, depth = [kind], -1
+    while level:
+        level = [one.field(i).type for one in level for i in range(one.num_fields)]
+        depth += 1
+    return depth
 
 
 _NOT_OF_ONE_TYPE = (ValueError, TypeError, OverflowError, NotImplementedError)

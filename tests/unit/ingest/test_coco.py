@@ -160,6 +160,11 @@ def test_keys_that_no_column_can_have_are_left_out_and_named(
     }
 
 
+def test_images_may_have_other_paths(write: Callable[..., Path], folder: Path) -> None:
+    images = [{**image, "path": f"/home/them/{image['file_name']}"} for image in IMAGES]
+    assert attributes(folder, write(images=images))["b.jpg"]["path"] == "/home/them/b.jpg"
+
+
 def test_captions_have_no_categories(write: Callable[..., Path], folder: Path) -> None:
     captions = [{"id": 1, "image_id": 5, "caption": 'A "dog"\n'}]
     got = attributes(folder, write(annotations=captions, categories=None))["b.jpg"]

@@ -204,8 +204,18 @@ def test_a_column_of_several_types_is_an_error_if_it_is_used(
 
 @pytest.mark.parametrize("value", [2**63, 10**30])
 def test_integers_beyond_64_bits_are_refused(write: Callable[..., Path], value: int) -> None:
-    with pytest.raises(FormatError, match=r"row 0: column x: expected a value that Arrow has"):
+    with pytest.raises(FormatError, match="row 0: column x: expected integers of 64 bits"):
         open_source(write({"s": "a", "x": value}))
+
+
+@pytest.mark.parametrize("depth", [64, 65, 900])
+def test_values_are_nested_to_a_bound(write: Callable[..., Path], depth: int) -> None:
+    path = write('{"s": "a", "x": ' + "[" * depth + "1" + "]" * depth + "}")
+    if depth == 64:
+        assert len(take(open_source(path))) == 1
+        return
+    with pytest.raises(FormatError, match=r"row 0: column x: expected .* objects 64 deep at"):
+        open_source(path)
 
 
 def test_half_a_surrogate_pair_is_refused(write: Callable[..., Path]) -> None:
@@ -278,6 +288,21 @@ def test_long_lines(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(json_lines, "_CHUNK_BYTES", 100)
     monkeypatch.setattr(json_lines, "LINE_BYTES_MAX", 500)
     with pytest.raises(LimitError, match=r"x\.jsonl: expected lines of at most 500 bytes"):
+        open_source(path)
+
+
+@pytest.mark.usefixtures("chunk_bytes")
+def test_rows_with_keys_of_their_own(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most values are nulls, of which few are made at a time."""
+    monkeypatch.setattr(json_lines, "_BATCH_VALUES_MAX", 100)
+    path = write(*({"s": f"{i}", f"k{i}": i} for i in range(60)))
+    got = take(open_source(path, options={"column": "s", "nulls": "default"}))
+    assert [data for data, _ in got.values()] == [b"%d" % i for i in range(60)]
+    assert got["x/00000007"][1] == {f"k{i}": 7 if i == 7 else 0 for i in range(60)}
+    monkeypatch.setattr(json_lines, "COLUMNS_MAX", 60)
+    with pytest.raises(LimitError, match="expected at most 60 keys in all rows, got 61"):
         open_source(path)
 
 
