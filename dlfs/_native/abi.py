@@ -194,6 +194,20 @@ class PathRefusal(Structure):
     _fields_ = fields((c_uint64, "index"), (c_uint32, "rule prefix_bytes is_directory reserved"))
 
 
+class PathSource(Structure):
+    """``dlfs_path_source``."""
+
+    _fields_ = fields((c_void_p, "names offsets locations rows"), (c_uint64, "next count"))
+
+
+class PathTarget(Structure):
+    """``dlfs_path_target``."""
+
+    _fields_ = fields(
+        (c_void_p, "names offsets locations rows"), (c_uint64, "names_bytes capacity")
+    )
+
+
 class PathTableView(Structure):
     """``dlfs_path_table_view``."""
 
@@ -461,6 +475,7 @@ PROTOTYPES = prototypes(
         "dlfs_directory_empty_lower_bound": "int: ptr ptr u64 u64*",
         "dlfs_directory_names_of": "i64: ptr ptr u64 ptr u64 ptr",
         "dlfs_paths_sort": "int: ptr ptr u64 ptr",
+        "dlfs_paths_merge": "i64: PathSource* u32 PathTarget* u32*",
         "dlfs_path_table_create": "int: out",
         "dlfs_path_table_destroy": "none: ptr",
         "dlfs_path_table_add": "int: ptr ptr ptr ptr u64 PathRefusal*",

@@ -1,17 +1,18 @@
-"""Packed paths: sorted, and kept with their locations in the order of their addition.
+"""Packed paths: sorted, merged, and kept with their locations in the order of their addition.
 
 Paths cross the boundary packed: one byte string of all of them, and ``uint64[n + 1]`` offsets
 around each. A ``PathTable`` has the samples of a dataset that is being written, and finds a path
-among them.
+among them. A ``PathMerger`` merges sorted blocks of samples.
 
 Threads: a table is used by one thread at a time.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_uint64, cast, string_at
-from typing import Any
+from ctypes import POINTER, byref, c_uint32, c_uint64, cast, string_at
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ from dlfs._native.library import check, library
 from dlfs.errors import UsageError
 
 LOCATION_BYTES = 16
+
+_TEXT_BYTES = 1 << 22  # most text of a merged block, which ends early if it is full
 
 MALFORMED = abi.PATH_MALFORMED
 UNSORTED = abi.PATH_UNSORTED
@@ -248,3 +251,91 @@ class PathTable:
         view = abi.PathTableView()
         library().dlfs_path_table_get_view(self.handle, byref(view))
         return view
+
+
+class PathBlock(NamedTuple):
+    """Samples in the order of their paths."""
+
+    text: NDArray[np.uint8]
+    """The paths one after the other, ``uint8[n_bytes]``."""
+    offsets: NDArray[np.uint64]
+    """Offsets around each path in the text, ``uint64[n_samples + 1]``."""
+    locations: NDArray[Any]
+    """``dlfs_location[n_samples]``."""
+    rows: NDArray[np.uint64]
+    """Row of each sample, ``uint64[n_samples]``: its place in the order of addition."""
+
+
+class PathMerger:
+    """Merges sorted samples of several sources, each given block by block.
+
+    That the paths of a source rise is not checked.
+
+    Args:
+        source_count: number of sources.
+        block_samples: most samples of a merged block.
+    """
+
+    def __init__(self, source_count: int, block_samples: int) -> None:
+        self._sources = (abi.PathSource * source_count)()
+        self._blocks: list[PathBlock | None] = [None] * source_count
+        self._block_samples = block_samples
+
+    def give(self, source: int, block: PathBlock) -> None:
+        """Give a source its next block, behind the one that is merged; it is kept until then.
+
+        Raises:
+            UsageError: its arrays are not of one length, or of other types.
+        """
+        check_samples(block.text, block.offsets, block.locations)
+        if block.rows.dtype != np.uint64 or len(block.rows) != len(block.offsets) - 1:
+            raise UsageError(f"merge {len(block.offsets) - 1} samples: expected a row for each")
+        rows = np.ascontiguousarray(block.rows)
+        self._blocks[source] = block._replace(rows=rows)
+        self._sources[source] = abi.PathSource(
+            names=block.text.ctypes.data,
+            offsets=block.offsets.ctypes.data,
+            locations=block.locations.ctypes.data,
+            rows=rows.ctypes.data,
+            count=len(rows),
+        )
+
+    def wants(self, source: int) -> bool:
+        """Return True if a source has no samples left."""
+        given = self._sources[source]
+        return bool(given.next == given.count)
+
+    def merge(self) -> PathBlock:
+        """Merge until one source has no samples left, or a block is full.
+
+        Raises:
+            PathRefusedError: two sources have the same path.
+            DeviceError: not enough memory.
+        """
+        given = [block for block in self._blocks if block is not None]
+        count = min(self._block_samples, sum(len(block.rows) for block in given))
+        text = np.empty(min(_TEXT_BYTES, sum(block.text.nbytes for block in given)), np.uint8)
+        offsets = np.zeros(count + 1, np.uint64)
+        locations = np.empty(count, given[0].locations.dtype if given else np.uint8)
+        rows = np.empty(count, np.uint64)
+        target = abi.PathTarget(
+            names=text.ctypes.data,
+            offsets=offsets.ctypes.data,
+            locations=locations.ctypes.data,
+            rows=rows.ctypes.data,
+            names_bytes=text.nbytes,
+            capacity=count,
+        )
+        repeated = c_uint32()
+        merged = library().dlfs_paths_merge(
+            self._sources, len(self._sources), byref(target), byref(repeated)
+        )
+        if merged == -errno.EEXIST:
+            block = self._blocks[repeated.value]
+            assert block is not None
+            path = path_at(block.text, block.offsets, self._sources[repeated.value].next)
+            raise PathRefusedError("merge samples", abi.PathRefusal(rule=REPEATED), path)
+        check(merged, f"merge {count} samples")
+        return PathBlock(
+            text[: int(offsets[merged])], offsets[: merged + 1], locations[:merged], rows[:merged]
+        )

@@ -93,6 +93,34 @@ typedef struct dlfs_path_refusal {
 DLFS_API int dlfs_paths_sort(const uint8_t *names, const uint64_t *offsets, uint64_t count,
                              uint64_t *order);
 
+/* Samples in rising order of their paths: a source of a merge, of which some are taken already. */
+typedef struct dlfs_path_source {
+    const uint8_t *names;
+    const uint64_t *offsets; /* [count + 1] */
+    const dlfs_location *locations;
+    const uint64_t *rows;
+    uint64_t next; /* the first that is not taken; count: it takes no part */
+    uint64_t count;
+} dlfs_path_source;
+
+/* Memory for merged samples. */
+typedef struct dlfs_path_target {
+    uint8_t *names;
+    uint64_t *offsets; /* [capacity + 1] */
+    dlfs_location *locations;
+    uint64_t *rows;
+    uint64_t names_bytes;
+    uint64_t capacity;
+} dlfs_path_target;
+
+/*
+ * Merges samples of sources in the order of their paths, until all of one source are taken, or the
+ * target is full. Returns their number. Errors: -EEXIST (the next path of sources[*repeated] is the
+ * last one taken), -EINVAL (also: the target has no room for one path), -ENOMEM.
+ */
+DLFS_API int64_t dlfs_paths_merge(dlfs_path_source *sources, uint32_t source_count,
+                                  const dlfs_path_target *target, uint32_t *repeated);
+
 /*
  * The samples of a dataset that is being written, in the order that they were added in: paths,
  * locations, and an index that finds a path. It takes 24 bytes a sample and its path, and for the
