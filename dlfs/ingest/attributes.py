@@ -352,12 +352,10 @@ def _read_table(
                     f"{column.type} in {column.name}"
                 )
         parts: dict[str, list[Array]] = {column.name: [] for column in columns}
-        row = 0
         no_rows = importlib.import_module("pyarrow").RecordBatch.from_pylist([], schema)
-        for batch in chain([no_rows], table.batches(schema.names)):
+        for row, batch in chain([(0, no_rows)], table.batches(schema.names, 0)):
             for column in columns:
                 parts[column.name].append(column_values(column, batch, row, where))
-            row += batch.num_rows
     return {name: np.concatenate(found) for name, found in parts.items()}
 
 

@@ -208,10 +208,12 @@ class FilesSource(Source):
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
-        """Differs for files of other names, sizes or times of change."""
+        """Differs for files of other names, sizes, times of change or attributes."""
         found = hashlib.blake2b(self._table.text, digest_size=16)
         for field in ("length_bytes", "modified_ns"):
             found.update(self._table.files[field].tobytes())
+        for name, values in self._attributes.items():
+            found.update(repr((name, values.dtype.str, values.tolist())).encode())
         return found.hexdigest()
 
     @abstractmethod

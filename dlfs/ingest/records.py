@@ -10,6 +10,9 @@ streamed: in the given order for layout ``path``, and in an order drawn from the
 ``shuffled``. There the dataset writer shuffles within its window. Records are gathered into blocks
 of at most ``BUFFER_BYTES``, or of one larger record. A thread makes the next block while the
 present one is packed, so that at most three exist.
+
+An import that goes on passes over the samples that it has. With an index it goes on at their number
+in the order of packing; otherwise each format says what it need not read.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ from dlfs.ingest.source import (
     BUFFER_BYTES,
     Bytes,
     Int64Array,
+    PassingSource,
     SampleBlock,
-    Source,
     Uint64Array,
     check_path,
     clean_path,
@@ -64,7 +67,7 @@ Records = Generator[Record, None, None]
 """The samples of a stream, which has its file open until it ends or is closed."""
 
 
-class ShardSource(Source):
+class ShardSource(PassingSource):
     """A source of shards that are read one after the other, or by an index of all samples.
 
     Args:
@@ -73,12 +76,15 @@ class ShardSource(Source):
 
     Attributes:
         index: where the samples lie in the shards; None if they can only be streamed.
+        index_is_exact: False if ``read_indexed`` leaves samples out, counts what it sees, or learns
+            from the first sample, so that all have to be read.
 
     Raises:
         UsageError: the list of shards is empty.
     """
 
     index: RangeReader | None = None
+    index_is_exact = True
 
     def __init__(self, shards: Sequence[str], *, noun: str) -> None:
         if not shards:
@@ -89,7 +95,8 @@ class ShardSource(Source):
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Yield the blocks of a shard without an index, each with memory of its own.
 
-        A generator, which is closed if not all blocks are taken, and then closes the shard.
+        A generator, which is closed if not all blocks are taken, and then closes the shard. It may
+        leave out, and not read, samples for which ``passes`` returns True.
         """
         raise NotImplementedError
 
@@ -115,11 +122,14 @@ class ShardSource(Source):
         """Yield the blocks of the samples of the index, or of the shards, in an order."""
         if self.index is None:
             for number in order.tolist():
-                yield from self.read_shard(number)
-            yield from self.read_last()
+                yield from self.passed(self.read_shard(number))
+            yield from self.passed(self.read_last())
         else:
+            if self.index_is_exact:
+                order, self.to_pass = order[self.to_pass :], 0
             sizes = self.index.sizes
-            yield from indexed_blocks(order, sizes, self.read_indexed, self.buffer_bytes)
+            found = indexed_blocks(order, sizes, self.read_indexed, self.buffer_bytes)
+            yield from self.passed(found)
             self.index.check_unchanged()
 
     def cancel(self) -> None:

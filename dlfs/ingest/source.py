@@ -74,6 +74,13 @@ class SampleBlock:
     lengths: Int64Array
     attributes: Mapping[str, Array] = field(default_factory=dict)
 
+    def behind(self, count: int) -> SampleBlock:
+        """Return the samples behind the first ``count``, and of the data what they need."""
+        columns = {name: values[count:] for name, values in self.attributes.items()}
+        offsets, lengths = self.offsets[count:], self.lengths[count:]
+        start = int(offsets.min(initial=len(self.data)))
+        return SampleBlock(self.paths[count:], self.data[start:], offsets - start, lengths, columns)
+
 
 def without_first(blocks: Iterable[SampleBlock], count: int) -> Generator[SampleBlock, None, None]:
     """Yield the blocks without their first ``count`` samples."""
@@ -83,10 +90,7 @@ def without_first(blocks: Iterable[SampleBlock], count: int) -> Generator[Sample
         if not left:
             yield block
         elif left < len(block.paths):
-            columns = {name: values[left:] for name, values in block.attributes.items()}
-            yield SampleBlock(
-                block.paths[left:], block.data, block.offsets[left:], block.lengths[left:], columns
-            )
+            yield block.behind(left)
 
 
 def without_known(block: SampleBlock, is_known: Callable[[bytes], bool]) -> SampleBlock:
@@ -118,7 +122,9 @@ class Source(Protocol):
     gives_shuffled: bool = False
     """True if layout ``shuffled`` gives the samples in a true shuffle of all of them.
 
-    If it is False, the dataset writer shuffles them within its window.
+    Then the samples of a block must depend on its position in the order alone: an import that goes
+    on behind the end of a block gets the blocks that follow it in one that was not interrupted. If
+    it is False, the dataset writer shuffles the samples within its window.
     """
     skipped: Mapping[str, int] = {}
     """Number of entries left out, by reason; complete once all blocks were taken."""
@@ -150,7 +156,8 @@ class Source(Protocol):
         """Do not read the first samples that ``blocks`` would yield, if the source can avoid it.
 
         The importer calls this before ``blocks``, when it goes on with an earlier import; it leaves
-        out the others of these samples itself.
+        out the others of these samples itself. What ``blocks`` still yields, and what the source
+        counts, such as ``skipped``, must be as if it had yielded these samples too.
 
         Args:
             count: number of samples that the earlier import has used.
@@ -180,6 +187,45 @@ class Source(Protocol):
     def close(self) -> None:
         """Close the files of the source; closing it again does nothing."""
         return
+
+
+class PassingSource(Source):
+    """A source that passes over the samples that an earlier import has used.
+
+    Attributes:
+        to_pass: number of these samples, the next in the order, that are not passed over yet.
+    """
+
+    to_pass = 0
+
+    def seek(self, count: int) -> int:
+        """Pass over the first samples; see ``Source.seek``."""
+        self.to_pass = count
+        return count
+
+    def passes(self, count: int = 1) -> bool:
+        """Return True if the next samples are all to be passed over, and count them as passed.
+
+        Args:
+            count: number of these samples.
+        """
+        if not 0 < count <= self.to_pass:
+            return False
+        self.to_pass -= count
+        return True
+
+    def passed(self, blocks: Iterator[SampleBlock]) -> Generator[SampleBlock, None, None]:
+        """Yield blocks without those of their samples that are to be passed over.
+
+        Args:
+            blocks: the next blocks. What makes them may call ``passes`` before each.
+        """
+        while self.to_pass and (block := next(blocks, None)) is not None:
+            count = min(self.to_pass, len(block.paths))
+            self.to_pass -= count
+            if count < len(block.paths):
+                yield block.behind(count)
+        yield from blocks
 
 
 class WrappedSource(Source):

@@ -28,30 +28,41 @@ def encode_mds(sizes: Sequence[int | None], rows: Sequence[Sequence[bytes]]) -> 
 
 
 def write_mds(
-    folder: Path, columns: Mapping[str, tuple[str, int | None]], rows: Sequence[Sequence[bytes]]
+    folder: Path,
+    columns: Mapping[str, tuple[str, int | None]],
+    rows: Sequence[Sequence[bytes]],
+    *,
+    shard_rows: int | None = None,
 ) -> Path:
-    """Write a shard and its index to a folder, and return it.
+    """Write shards and their index to a folder, and return it.
 
     Args:
         folder: an existing folder.
         columns: encoding of each column, and the size of its values, if all have one.
         rows: encoded values.
+        shard_rows: most rows of a shard; None: all are in one, ``shard.mds``.
     """
     sizes = [size for _, size in columns.values()]
-    data = encode_mds(sizes, rows)
-    (folder / "shard.mds").write_bytes(data)
-    shard = {
-        "column_encodings": [encoding for encoding, _ in columns.values()],
-        "column_names": list(columns),
-        "column_sizes": sizes,
-        "compression": None,
-        "format": "mds",
-        "raw_data": {"basename": "shard.mds", "bytes": len(data), "hashes": {}},
-        "samples": len(rows),
-        "version": 2,
-        "zip_data": None,
-    }
-    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
+    shards = []
+    for first in range(0, len(rows), shard_rows or len(rows)):
+        name = "shard.mds" if shard_rows is None else f"shard.{first:05d}.mds"
+        some = rows[first : first + (shard_rows or len(rows))]
+        data = encode_mds(sizes, some)
+        (folder / name).write_bytes(data)
+        shards.append(
+            {
+                "column_encodings": [encoding for encoding, _ in columns.values()],
+                "column_names": list(columns),
+                "column_sizes": sizes,
+                "compression": None,
+                "format": "mds",
+                "raw_data": {"basename": name, "bytes": len(data), "hashes": {}},
+                "samples": len(some),
+                "version": 2,
+                "zip_data": None,
+            }
+        )
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
     return folder
 
 

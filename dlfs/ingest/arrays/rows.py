@@ -36,10 +36,10 @@ import io
 import math
 import posixpath
 import zipfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import dropwhile, groupby
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -62,8 +62,8 @@ from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     Array,
     Bytes,
+    PassingSource,
     SampleBlock,
-    Source,
     array_attributes,
     check_unchanged,
     show,
@@ -86,7 +86,7 @@ GROUP_BYTES_MAX = 2 * GIB
 """Most bytes of a group as one sample: larger NPZ archives have other headers."""
 
 
-class ArraySource(Source):
+class ArraySource(PassingSource):
     """The samples of the arrays in some files of one format.
 
     Args:
@@ -150,17 +150,27 @@ class ArraySource(Source):
         """Yield the windows of all units; a file stays open while units of it follow each other."""
         for index, units_of_file in groupby(units, attrgetter("file")):
             path = self._paths[index]
-            with reading(path):
-                file = self._opener(path)
-            with closing(file):
-                for unit in units_of_file:
-                    reader = _UnitReader(path, file, unit, self._column_types, self.buffer_bytes)
-                    reader.check()
-                    if unit.fields:
-                        yield from reader.fields(self._maker)
-                    else:
-                        yield from reader.groups() if self._makes_archives else reader.windows()
+            wanted = [*dropwhile(lambda unit: self.passes(unit.count), units_of_file)]
+            if wanted:
+                yield from self._windows_of(index, wanted)
             check_unchanged(f"import {path}", path, self._states[index])
+
+    def _windows_of(self, index: int, units: Sequence[Unit]) -> Iterator[SampleBlock]:
+        """Yield the windows of units of one file."""
+        path = self._paths[index]
+        with reading(path):
+            file = self._opener(path)
+        with closing(file):
+            for unit in units:
+                reader = _UnitReader(
+                    path, file, unit, self._column_types, self.buffer_bytes, self.passes
+                )
+                reader.check()
+                if unit.fields:
+                    yield from self.passed(reader.fields(self._maker))
+                else:
+                    found = reader.groups() if self._makes_archives else reader.windows()
+                    yield from self.passed(found)
 
 
 class FileOptions(ArrayOptions):
@@ -192,6 +202,8 @@ class _UnitReader:
     _unit: Unit
     _column_types: Mapping[str, np.dtype[Any]]
     _buffer_bytes: int
+    _passes: Callable[[int], bool]
+    """Returns True if a window of so many samples is to be left out."""
 
     def check(self) -> None:
         """Raise DeviceError if an array has changed since the plan was made."""
@@ -210,6 +222,8 @@ class _UnitReader:
             yield self._fixed(array, 0, array.count)
             return
         for first, count in windows(array, self._buffer_bytes):
+            if self._passes(count):
+                continue
             if array.kind == "fixed":
                 yield self._fixed(array, first, count)
             else:
@@ -231,6 +245,8 @@ class _UnitReader:
         unit = self._unit
         parts = _field_windows(unit.members, self._buffer_bytes) if unit.rows else [(0, 1)]
         for first, count in parts:
+            if self._passes(count):
+                continue
             values = {
                 name: self._field_values(array, first, count)
                 for name, array in zip(unit.fields, unit.members, strict=True)

@@ -171,16 +171,22 @@ class ArrowSource(ShardSource):
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Read one file; see ``ShardSource``."""
-        shard, columns, row = self._shards[number], self._columns, 0
+        shard, columns = self._shards[number], self._columns
         where = f"import {shard.path}"
         with self._opener(shard.path) as table:
-            for batch in table.batches(columns.names):
+            count = None if columns.nulls == "skip" else table.row_count  # of its samples
+            if count is not None and self.passes(count):
+                return
+            passed = 0
+            for row, batch in table.batches(columns.names, 0 if count is None else self.to_pass):
+                self.passes(row - passed)
                 for block in columns.blocks(batch, row, shard.prefix, where, self._maker):
                     yield self._with_constants(block, shard)
-                row += batch.num_rows
-        if shard.row_count not in (None, row):
+                passed = row + batch.num_rows
+        if shard.row_count not in (None, passed):
             raise FormatError(
-                f"{where}: expected {shard.row_count} rows as its dataset_info.json says, got {row}"
+                f"{where}: expected {shard.row_count} rows as its dataset_info.json says, got "
+                f"{passed}"
             )
 
     def _with_constants(self, block: SampleBlock, shard: Shard) -> SampleBlock:

@@ -35,9 +35,10 @@ import errno
 import os
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
@@ -125,12 +126,13 @@ class LmdbSource(ShardSource):
 
     def read_shard(self, _number: int) -> Iterator[SampleBlock]:
         """Read the database; see ``ShardSource``."""
-        yield from gather(self._records(), where=self._where)
+        found = self._records()
+        yield from gather(found, where=self._where, buffer_bytes=self.buffer_bytes)
         check_unchanged(self._where, self._pages.file.value, self._state)
 
     def _records(self) -> Records:
         named: list[str] = []
-        for key, is_tree, value in self._pages.items(self._tree):
+        for key, is_tree, read in self._pages.items(self._tree):
             if is_tree:
                 named.append(show(key))
                 continue
@@ -139,7 +141,8 @@ class LmdbSource(ShardSource):
                 continue
             path = key_path(key)
             check_path(path, f"{self._where}: key {show(key)!r}")
-            yield Record(path, value)
+            if not self.passes():
+                yield Record(path, read())
         self.skipped.update(left_out_names("database", named))
 
     def _check_named(self) -> None:
@@ -213,9 +216,9 @@ class PageFile:
 
     def find_tree(self, name: bytes) -> Tree | None:
         """Return a named database, or None if it does not exist."""
-        for key, is_tree, value in self.items(self.main):
+        for key, is_tree, read in self.items(self.main):
             if key == name and is_tree:
-                return self._tree(value, f"{self._where}: database {quote(name)}")
+                return self._tree(read(), f"{self._where}: database {quote(name)}")
         return None
 
     def only_named(self) -> list[bytes]:
@@ -227,8 +230,10 @@ class PageFile:
             names.append(key)
         return names
 
-    def items(self, tree: Tree) -> Iterator[tuple[bytes, bool, bytes]]:
+    def items(self, tree: Tree) -> Iterator[tuple[bytes, bool, Callable[[], bytes]]]:
         """Yield every key of a database, in order: True if it names another one, and its value.
+
+        The value is read by a function, which raises what this raises.
 
         Raises:
             FormatError: a page, a node or the number of keys is wrong; the message names the last
@@ -247,7 +252,7 @@ class PageFile:
                 if count > tree.entries:
                     raise FormatError(f"{self._at(key)}: expected {tree.entries} keys, got more")
                 is_tree = bool(flags & _TREE_IN_NODE)
-                yield key, is_tree, self._value(page, position, flags, key)
+                yield key, is_tree, partial(self._value, page, position, flags, key)
         if count != tree.entries:
             raise FormatError(f"{self._where}: expected {tree.entries} keys, got {count}")
 

@@ -210,6 +210,7 @@ class MdsSource(ShardSource):
         }
         known = {name: kind for name, kind in types.items() if kind is not None}
         self._maker = FieldRecords(self._fields, known)
+        self._is_known = known.keys() >= {name for name, kind in self._fields.items() if not kind}
         self.name = str(self._folder)
         self.sample_count = sum(shard.samples for shard in self._index)
         used = {*taken, *self._attributes}
@@ -218,10 +219,14 @@ class MdsSource(ShardSource):
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Read one shard; see ``ShardSource``."""
         shard, where = self._index[number], f"import {self.shards[number]}"
+        if self._is_known and self.passes(shard.samples):
+            return
+        self._is_known |= shard.samples > 0  # the first sample gives the types it does not
         data = self._load(shard, where)
         ends = _sample_ends(shard, data, where)
         if self._column is None:
-            yield from gather(self._records(number, data, ends), where=where)
+            records = self._records(number, data, ends)
+            yield from gather(records, where=where, buffer_bytes=self.buffer_bytes)
             return
         for first in range(0, shard.samples, BLOCK_SAMPLES_MAX):
             last = min(first + BLOCK_SAMPLES_MAX, shard.samples)

@@ -150,7 +150,8 @@ class TarSource(ArchiveShards):
                 path = self._names.add(member, number, self.prefixes[number])
                 if path is not None:
                     self._files.append(path)
-                    yield Record(path, archive.read(member))
+                    if not self.passes():
+                        yield Record(path, archive.read(member))
 
     def _stream_links(self) -> Records:
         """Stream what links stand for, in a second pass over the archives that have it."""

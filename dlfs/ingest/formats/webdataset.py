@@ -146,7 +146,8 @@ class WebDatasetSource(ArchiveShards):
             DlfsError: the archive is damaged, ends early, or cannot be read; a key lacks an
                 attribute.
         """
-        yield from gather(self._records(number), where=f"import {self.shards[number]}")
+        where = f"import {self.shards[number]}"
+        yield from gather(self._records(number), where=where, buffer_bytes=self.buffer_bytes)
 
     def _records(self, number: int) -> Records:
         shard = self.shards[number]

@@ -51,7 +51,13 @@ class Table:
     schema: Any
     row_count: int | None
     """Number of rows; None if only reading the file gives it."""
-    batches: Callable[[Sequence[str]], Iterator[Any]]
+    batches: Callable[[Sequence[str], int], Iterator[tuple[int, Any]]]
+    """Function that yields record batches, each with the number of its first row.
+
+    Args:
+        columns: names of the columns to read.
+        first: number of a row, 0 if ``row_count`` is None; batches before it are left out.
+    """
     conflicts: Mapping[str, str] = field(default_factory=dict)
     """Error for each column whose values have no type in common, by name."""
     joins_numbers: bool = False
@@ -95,7 +101,13 @@ def open_parquet(path: str) -> Iterator[Table]:
                 other = files.enter_context(open_file("ns"))
                 schema = _with_texts(schema, old_times)
             read = partial(_both_units, file, other, old_times)
-        yield Table(schema, file.metadata.num_rows, lambda columns: _numbered(read(columns), what))
+
+        def batches(columns: Sequence[str], first: int) -> Iterator[tuple[int, Any]]:
+            with _translated(what):
+                group, row = _group_of(file.metadata, first)
+            return _numbered(read(columns, group), what, row, first)
+
+        yield Table(schema, file.metadata.num_rows, batches)
 
 
 @contextmanager
@@ -123,7 +135,7 @@ def open_ipc(path: str) -> Iterator[Table]:
         with reader:
             numbers = range(reader.num_record_batches if is_file else 0)
             batches = map(reader.get_batch, numbers) if is_file else reader
-            yield Table(schema, None, lambda _: _numbered(_validated(batches), what))
+            yield Table(schema, None, lambda _columns, _first: _numbered(_validated(batches), what))
 
 
 def _readable(schema: Any) -> Any:
@@ -137,9 +149,26 @@ def _readable(schema: Any) -> Any:
     return schema
 
 
-def _groups(file: Any, columns: Sequence[str]) -> Iterator[Any]:
-    """Yield the batches of a Parquet file, each of as many rows as a buffer holds of its group."""
-    for number in range(file.num_row_groups):
+def _group_of(metadata: Any, row: int) -> tuple[int, int]:
+    """Return the row group of a Parquet file that has a row, and the number of its first row."""
+    first = 0
+    for number in range(metadata.num_row_groups):
+        count = metadata.row_group(number).num_rows
+        if row < first + count:
+            return number, first
+        first += count
+    return metadata.num_row_groups, first
+
+
+def _groups(file: Any, columns: Sequence[str], first: int) -> Iterator[Any]:
+    """Yield the batches of a Parquet file, each of as many rows as a buffer holds of its group.
+
+    Args:
+        file: the file.
+        columns: the columns to read.
+        first: number of the first row group to read.
+    """
+    for number in range(first, file.num_row_groups):
         group = file.metadata.row_group(number)
         mean = max(1, group.total_byte_size // max(1, group.num_rows))
         size = max(1, min(BLOCK_SAMPLES_MAX, BUFFER_BYTES // mean))
@@ -173,7 +202,9 @@ def _with_texts(schema: Any, names: Sequence[str]) -> Any:
     return schema
 
 
-def _both_units(file: Any, other: Any, names: Sequence[str], columns: Sequence[str]) -> Any:
+def _both_units(
+    file: Any, other: Any, names: Sequence[str], columns: Sequence[str], first: int
+) -> Iterator[Any]:
     """Yield the batches of a Parquet file, with its times of type INT96 as text.
 
     Args:
@@ -181,12 +212,13 @@ def _both_units(file: Any, other: Any, names: Sequence[str], columns: Sequence[s
         other: the same, opened so that they are nanoseconds, which may have overflowed.
         names: the columns of such times.
         columns: the columns to read.
+        first: number of the first row group to read.
     """
     chosen = [name for name in names if name in columns]
     if not chosen:
-        yield from _groups(file, columns)
+        yield from _groups(file, columns, first)
         return
-    pairs = zip(_groups(file, columns), _groups(other, chosen), strict=True)
+    pairs = zip(_groups(file, columns, first), _groups(other, chosen, first), strict=True)
     for batch, precise in pairs:
         for name in chosen:
             at = batch.schema.get_field_index(name)
@@ -224,15 +256,24 @@ def _validated(batches: Any) -> Iterator[Any]:
         yield batch
 
 
-def _numbered(batches: Iterator[Any], what: str) -> Iterator[Any]:
-    """Yield batches, with errors that name the row of the file."""
-    row = 0
+def _numbered(
+    batches: Iterator[Any], what: str, row: int = 0, first: int = 0
+) -> Iterator[tuple[int, Any]]:
+    """Yield batches with the numbers of their first rows, and errors that name these.
+
+    Args:
+        batches: the batches.
+        what: the action and the file, for errors.
+        row: number of the first row of the first batch.
+        first: number of a row; batches before it are left out.
+    """
     while True:
         with _translated(f"{what}: row {row}"):
             batch = next(batches, None)
         if batch is None:
             return
-        yield batch
+        if row + batch.num_rows > first:
+            yield row, batch
         row += batch.num_rows
 
 

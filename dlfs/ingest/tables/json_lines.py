@@ -90,16 +90,18 @@ def _find_types(path: str) -> Table:
         count += len(rows)
     schema = found.schema()
 
-    def batches(columns: Sequence[str]) -> Iterator[Any]:
+    def batches(columns: Sequence[str], first: int) -> Iterator[tuple[int, Any]]:
         chosen = [field for field in schema if _is_used(field.name, columns)]
-        first = 0
+        chosen_schema = pyarrow.schema(chosen)
+        row = 0
         step = max(1, _BATCH_VALUES_MAX // max(1, len(chosen)))
         for chunk in _chunks(path):
             for start in range(0, len(chunk), step):
                 rows = chunk[start : start + step]
-                arrays = [_array(rows, field, f"{what}: row", first) for field in chosen]
-                yield pyarrow.RecordBatch.from_arrays(arrays, schema=pyarrow.schema(chosen))
-                first += len(rows)
+                if row + len(rows) > first:
+                    arrays = [_array(rows, field, f"{what}: row", row) for field in chosen]
+                    yield row, pyarrow.RecordBatch.from_arrays(arrays, schema=chosen_schema)
+                row += len(rows)
         check_unchanged(what, path, state)
 
     return Table(schema, count, batches, found.conflicts, joins_numbers=True)
