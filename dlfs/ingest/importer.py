@@ -112,7 +112,13 @@ def open_source(
             source = _open_local(
                 [*chain.from_iterable(local)], format_name, options or {}, are_copies=True
             )
-    return SpooledSource(source, copies)
+    spooled = SpooledSource(source, copies)
+    if source.fingerprint is not None:  # that of copies changes when they are fetched again
+        beside = [path for text in texts if not is_url(text) for path in expand(text)]
+        spooled.fingerprint = fingerprint_of(
+            format_name, dict(options or {}), copies.fingerprint, paths=beside
+        )
+    return spooled
 
 
 def _open_local(

@@ -45,6 +45,7 @@ from dlfs.ingest.remote.manifest import Manifest, object_key
 from dlfs.ingest.remote.private_directory import open_private_directory
 from dlfs.ingest.remote.stores import Store, open_store
 from dlfs.ingest.remote.urls import base_name, is_http
+from dlfs.ingest.source import fingerprint_of
 
 RESERVE_BYTES = 64 * MIB
 """Bytes that a fetch leaves free on the spool directory's file system."""
@@ -79,6 +80,8 @@ class Spool:
         """Path of the local copy of each of ``sources``."""
         self.copies: dict[str, list[str]] = {}
         """Paths of the local copies of what each of the URLs stands for."""
+        self.fingerprint = ""
+        """Differs for other objects, and for objects that changed; known once they were fetched."""
         action = f"import {redact(urls[0])}: use the spool directory"
         self._lock = open_private_directory(self.folder, action)
         with closed_on_error(self._lock):
@@ -114,6 +117,9 @@ class Spool:
                 fetcher.run()
             finally:
                 fetcher.close()
+            crcs = self._manifest.objects
+            found = [(one.target[len(self.folder) :], one.key, crcs[one.key]) for one in wanted]
+            self.fingerprint = fingerprint_of(sorted(found))
 
     def remove(self) -> None:
         """Delete the local copies, after the import has succeeded."""
