@@ -35,7 +35,8 @@ class PreviousVersion:
     """Samples that are on the volume already, in index order.
 
     Attributes:
-        runs: chunks that hold the samples, in data order.
+        runs: chunks that hold the samples, in data order, and maybe others.
+        first_chunk: number of the chunk in ``runs`` that ``parts`` begins with.
         paths: path of each sample.
         addresses: address of each sample in these chunks, ``uint64[n]``.
         lengths: length of each sample in bytes, ``int64[n]``.
@@ -56,6 +57,7 @@ class PreviousVersion:
     empty_directories: list[bytes]
     columns: dict[str, NDArray[Any]]
     encoder: FieldEncoder | None
+    first_chunk: int = 0
 
 
 def load_previous_version(base: Generation, record: DatasetRecord) -> PreviousVersion:

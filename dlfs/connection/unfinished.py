@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -98,44 +98,32 @@ def load_steps(base: Generation, record: DatasetRecord) -> UnfinishedSteps:
     return UnfinishedSteps.of(record, steps, table)
 
 
-def load_samples(base: Generation, steps: UnfinishedSteps) -> PreviousVersion:
-    """Read the samples of all steps.
+def load_samples(base: Generation, steps: UnfinishedSteps) -> Iterator[PreviousVersion]:
+    """Read the samples of all steps, step by step; each has the runs of all of them.
 
     Raises:
         FormatError, DeviceError: as ``load_steps``.
     """
     record, chunk_bytes = steps.record, base.geometry.chunk_bytes
-    paths: list[bytes] = []
-    addresses, lengths, crcs, columns = [], [], [], []
-    parts = np.zeros(record.data_bytes // chunk_bytes, np.uint32)
     for step in steps.steps:
         directory, table = load_step(base, record, step)
         first = step.header.first_chunk
+        columns = {name: table.column(name) for name in steps.names}
+        if steps.encoder is not None:
+            columns[FIELDS_COLUMN] = np.full(len(table), steps.encoder.text, object)
         with directory:
-            paths += directory.names()
-            addresses.append(directory.addresses() + np.uint64(first * chunk_bytes))
-            lengths.append(directory.lengths())
-            crcs.append(directory.crcs())
-            parts[first : first + len(directory.parts)] = directory.parts
-        columns.append({name: table.column(name) for name in steps.names})
-    found = {name: np.concatenate([each[name] for each in columns]) for name in steps.names}
-    if steps.encoder is not None:
-        found[FIELDS_COLUMN] = np.full(record.sample_count, steps.encoder.text, object)
-    return PreviousVersion(
-        runs=record.data_runs,
-        paths=paths,
-        addresses=_joined(addresses, np.uint64),
-        lengths=_joined(lengths, np.int64),
-        crcs=_joined(crcs, np.uint32),
-        parts=parts,
-        empty_directories=[],
-        columns=found,
-        encoder=steps.encoder,
-    )
-
-
-def _joined(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
-    return np.concatenate([np.empty(0, dtype), *arrays])
+            yield PreviousVersion(
+                runs=record.data_runs,
+                first_chunk=first,
+                paths=directory.names(),
+                addresses=directory.addresses() + np.uint64(first * chunk_bytes),
+                lengths=directory.lengths(),
+                crcs=directory.crcs(),
+                parts=directory.parts.copy(),
+                empty_directories=[],
+                columns=columns,
+                encoder=steps.encoder,
+            )
 
 
 def load_step(

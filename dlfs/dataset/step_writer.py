@@ -269,7 +269,10 @@ class StepWriter:
         with closed_on_error(transaction):
             steps = self._steps
             assert steps is not None
-            return self._step(transaction, previous=load_samples(transaction.base, steps))
+            writer = self._step(transaction, seals=True)
+            for samples in load_samples(transaction.base, steps):
+                writer.carry_over(samples)
+            return writer
 
     def abort(self) -> None:
         """Discard the samples since the last step. Idempotent."""

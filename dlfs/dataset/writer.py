@@ -102,8 +102,9 @@ class DatasetWriter:
         defaults: value of each attribute for samples that are added without it.
         previous: samples of an earlier version, which the new one has as well.
         unfinished: steps of an unfinished import, which the samples go on: ``commit_step`` adds
-            them as one more step. With ``previous``, which has the samples of these steps, the new
-            dataset replaces the import.
+            them as one more step.
+        seals: True if the new dataset replaces the unfinished import. Then the caller gives the
+            samples of its steps to ``carry_over``.
         uuid: UUID of the new dataset, for callers that need it before the seal; random by default.
         on_end: called once with the new generation, or with None after an abort.
 
@@ -134,6 +135,7 @@ class DatasetWriter:
         defaults: Mapping[str, Any] | None = None,
         previous: PreviousVersion | None = None,
         unfinished: UnfinishedSteps | None = None,
+        seals: bool = False,
         uuid: UUID | None = None,
         on_end: Callable[[Generation | None], None] = lambda _: None,
     ) -> None:
@@ -165,20 +167,22 @@ class DatasetWriter:
         self._stage_number = 0
         self._path_bytes = 0
         geometry = transaction.geometry
-        self._first_runs = () if previous is None else previous.runs
+        self._seals = seals
+        self._first_runs: tuple[ChunkRun, ...] = () if previous is None else previous.runs
+        if unfinished is not None and seals:
+            self._first_runs = unfinished.record.data_runs
         self._packer = Packer(
             chunk_bytes=geometry.chunk_bytes,
             block_bytes=geometry.block_bytes,
             address=count_chunks(self._first_runs) * geometry.chunk_bytes,
-            parts=None if previous is None else previous.parts,
         )
         self._chunks: ChunkWriter | None = None
         self._state = "open"
         self.sample_count = 0
         self.sample_bytes = 0
         if previous is not None:
-            self._carry_over(previous)
-        elif unfinished is not None:
+            self.carry_over(previous)
+        elif unfinished is not None and not seals:
             self._go_on(unfinished)
         self._check_space(expected_bytes, expected_samples)
 
@@ -187,14 +191,21 @@ class DatasetWriter:
         size = f"{format_count(self.sample_count, 'sample')}, {format_bytes(self.sample_bytes)}"
         return f"<DatasetWriter of dataset {name!r} version {version}: {size}, {self._state}>"
 
-    def _carry_over(self, previous: PreviousVersion) -> None:
+    def carry_over(self, previous: PreviousVersion) -> None:
+        """Add samples that are in the chunks of the new dataset already.
+
+        Raises:
+            ExistsError: a path is there already, or is a directory.
+        """
+        first, parts = previous.first_chunk, previous.parts
+        self._packer.parts[first : first + len(parts)] = parts
         paths, lengths = previous.paths, previous.lengths
         self._directory.add_many(paths, previous.addresses, lengths, previous.crcs)
         self._note(paths, int(lengths.sum()), previous.columns)
         for path in previous.empty_directories:
             self.add_directory(path)
         self._encoder = previous.encoder
-        self._has_bytes = bool(paths) and previous.encoder is None
+        self._has_bytes |= bool(paths) and previous.encoder is None
 
     def _go_on(self, unfinished: UnfinishedSteps) -> None:
         self._attributes.expect(unfinished.columns)
@@ -670,7 +681,7 @@ class DatasetWriter:
     def _reserve(self) -> None:
         """Reserve free chunks for the directory and the catalog of the samples so far."""
         overhead = self._overhead_chunks(self.sample_count, self._path_bytes, self.sample_bytes)
-        if self._unfinished is not None and self.previous is None:
+        if self._unfinished is not None and not self._seals:
             # The seal writes the directory and the attributes of all samples before the journals
             # become free.
             record, chunk_bytes = self._unfinished.record, self._transaction.geometry.chunk_bytes

@@ -45,10 +45,10 @@ def check(volume: dlfs.Volume) -> DatasetRecord:
     generation = volume._local("test").generation
     (record,) = generation.catalog.unfinished
     assert (record.key, record.tags[1]) == ((b"data", 0), LATER_TAG)
-    found = load_samples(generation, load_steps(generation, record))
-    expected = {path: data for samples, _ in steps_of(STEPS) for path, data in samples.items()}
-    assert found.paths == list(expected)
-    assert found.crcs.tolist() == list(map(crc32c, expected.values()))
+    steps = load_samples(generation, load_steps(generation, record))
+    for found, (samples, _) in zip(steps, steps_of(STEPS), strict=True):
+        assert found.paths == list(samples)
+        assert found.crcs.tolist() == list(map(crc32c, samples.values()))
     assert list(volume.verify()) == []
     return record
 
