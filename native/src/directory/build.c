@@ -21,6 +21,7 @@
 #define SEEDS_MAX 64u /* a second seed is only needed for paths made to collide */
 #define RADIX_BITS 11u
 #define RADIX_SIZE (1u << RADIX_BITS)
+#define SPREAD_BITS 5u /* beyond those of the count: one pair in 32 has equal leading bits */
 
 struct dlfs_directory_builder {
     dlfs_directory_config config;
@@ -324,6 +325,53 @@ static void hash_names(const uint8_t *names, uint64_t count, uint64_t seed, pair
 }
 
 /*
+ * Inserts each pair that is before the one before it where it belongs. Returns false if that takes
+ * more moves than there are pairs.
+ */
+static bool insert_pairs(pair *pairs, uint64_t count)
+{
+    uint64_t moves = 0;
+    for (uint64_t i = 1; i < count; i++) {
+        pair moved = pairs[i];
+        uint64_t at = i;
+        while (at > 0 && moved.key < pairs[at - 1].key) {
+            if (++moves > count) {
+                pairs[at] = moved;
+                return false;
+            }
+            pairs[at] = pairs[at - 1];
+            at--;
+        }
+        pairs[at] = moved;
+    }
+    return true;
+}
+
+/*
+ * Sorts as radix_sort does, in half the passes if the keys are spread evenly: by their leading
+ * bits, with which few neighbours are out of order.
+ */
+static pair *sort_even_keys(pair *pairs, pair *spare, uint64_t count)
+{
+    uint32_t bits = SPREAD_BITS;
+    while (count >> (bits - SPREAD_BITS) > 0 && bits < 64) {
+        bits++;
+    }
+    uint32_t passes = (bits + RADIX_BITS - 1) / RADIX_BITS;
+    if (passes * RADIX_BITS >= 64) {
+        return radix_sort(pairs, spare, count);
+    }
+    for (uint32_t shift = 64 - passes * RADIX_BITS; shift < 64; shift += RADIX_BITS) {
+        if (radix_pass(pairs, spare, count, shift)) {
+            pair *swap = pairs;
+            pairs = spare;
+            spare = swap;
+        }
+    }
+    return insert_pairs(pairs, count) ? pairs : radix_sort(pairs, spare, count);
+}
+
+/*
  * Sorts the samples by the hash of their path, with the smallest seed with which no hash is too
  * frequent. Sets *sorted to one of the two arrays of count > 0 pairs. -EINVAL: no seed will do.
  */
@@ -332,7 +380,7 @@ static int sort_hashes(const uint8_t *names, uint64_t count, pair *pairs, uint64
 {
     for (uint64_t candidate = 0; candidate < SEEDS_MAX; candidate++) {
         hash_names(names, count, candidate, pairs);
-        const pair *all = radix_sort(pairs, pairs + count, count);
+        const pair *all = sort_even_keys(pairs, pairs + count, count);
         bool good = true;
         for (uint64_t i = EQUAL_HASHES_MAX; i < count && good; i++) {
             good = all[i].key != all[i - EQUAL_HASHES_MAX].key;

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlfs._native import paths as native
+from dlfs._native.library import library
 from dlfs._native.paths import PathRefusedError, PathTable, pack_paths
 from dlfs._native.segment import Segment, SegmentBuilder, build_segment
 from dlfs.directory import DirectoryBuilder, FrozenDirectory, Location
@@ -302,6 +303,53 @@ def test_a_sample_takes_little_memory(program: str) -> None:
         [sys.executable, "-c", ADDED + program], capture_output=True, text=True, check=True
     )
     assert int(run.stdout) < 48 * COUNT
+
+
+MASK = (1 << 64) - 1
+PRIME_1, PRIME_2, PRIME_3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
+PRIME_4, PRIME_5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
+
+
+def rotate(value: int, bits: int) -> int:
+    return (value << bits | value >> (64 - bits)) & MASK
+
+
+def mixed(lane: int, start: int) -> int:
+    """XXH64's step of 8 bytes."""
+    lane = rotate(lane * PRIME_2 & MASK, 31) * PRIME_1
+    return (rotate((start ^ lane) & MASK, 27) * PRIME_1 + PRIME_4) & MASK
+
+
+def path_of_hash(wanted: int, beginning: int) -> bytes | None:
+    """A path of 16 bytes with a hash, for the seed 0, and with the given first 8 bytes, or None."""
+    value = wanted ^ wanted >> 32
+    value = value * pow(PRIME_3, -1, 1 << 64) & MASK
+    value = value ^ value >> 29 ^ value >> 58
+    value = value * pow(PRIME_2, -1, 1 << 64) & MASK
+    value ^= value >> 33
+    state = rotate((value - PRIME_4) * pow(PRIME_1, -1, 1 << 64) & MASK, 64 - 27)
+    lane = state ^ mixed(beginning, PRIME_5 + 16)
+    lane = rotate(lane * pow(PRIME_1, -1, 1 << 64) & MASK, 64 - 31)
+    lane = lane * pow(PRIME_2, -1, 1 << 64) & MASK
+    path = beginning.to_bytes(8, "little") + lane.to_bytes(8, "little")
+    return None if b"\0" in path or b"/" in path else path
+
+
+def test_hashes_that_differ_in_their_last_bits_only() -> None:
+    """Sorted by their leading bits, all these are out of order."""
+    paths: list[bytes] = []
+    beginnings = (int.from_bytes(b"%08d" % number, "little") for number in range(10_000))
+    for beginning in beginnings:
+        path = path_of_hash(0xABCDEF << 40 | 3000 - len(paths), beginning)
+        paths += [path] if path else []
+        if len(paths) == 3000:
+            break
+    assert library().dlfs_path_hash(paths[7], 16, 0) == 0xABCDEF << 40 | 2993
+    segment = built(paths, [], [])
+    assert segment.hash_seed == 0
+    with FrozenDirectory(segment.entries, lambda: segment.names) as directory:
+        directory.verify()
+        assert directory.find(paths).tolist() == list(range(3000))
 
 
 def test_all_at_once_is_a_stream_of_one_block() -> None:
