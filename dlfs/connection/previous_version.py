@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -23,6 +23,7 @@ from dlfs.attributes import AttributeTable, read_attributes
 from dlfs.connection.segment_loading import load_segment
 from dlfs.directory import FrozenDirectory
 from dlfs.fields import FIELDS_COLUMN, FieldEncoder, find_fields
+from dlfs.format.bad_records import BadReport, read_bad_records
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.format.paths import display
@@ -46,6 +47,7 @@ class PreviousVersion:
         empty_directories: paths of directories without samples.
         columns: ``[n]`` values of each attribute by name.
         encoder: encoder of the samples' fields; None for samples of bytes.
+        bad: records that imports left out of the version.
     """
 
     runs: tuple[ChunkRun, ...]
@@ -58,6 +60,7 @@ class PreviousVersion:
     columns: dict[str, NDArray[Any]]
     encoder: FieldEncoder | None
     first_chunk: int = 0
+    bad: BadReport = field(default_factory=BadReport)
 
 
 def load_previous_version(base: Generation, record: DatasetRecord) -> PreviousVersion:
@@ -95,6 +98,7 @@ def load_previous_version(base: Generation, record: DatasetRecord) -> PreviousVe
             empty_directories=directory.empty_directories(),
             columns=columns,
             encoder=encoder,
+            bad=read_bad_records(record.tags).of_version(record.version),
         )
 
 

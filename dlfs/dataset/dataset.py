@@ -40,6 +40,7 @@ from dlfs.epoch.selection import select
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
 from dlfs.fields import find_fields, measure_field
 from dlfs.fields.batch_fields import name_types
+from dlfs.format.bad_records import BadReport, read_bad_records
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike
 from dlfs.reader import Batch, Epoch, follow, pick_fields, read_into, read_pieces
@@ -195,6 +196,14 @@ class Dataset(Closing):
         """Catalog entry of the dataset."""
         session = self._opened()
         return describe_dataset(session.record, session.geometry)
+
+    def bad_records(self) -> BadReport:
+        """Return the records that the imports of the dataset left out (``skip_bad``).
+
+        Raises:
+            FormatError: the report is malformed.
+        """
+        return read_bad_records(self._opened().record.tags)
 
     @property
     def sample_bytes(self) -> int:

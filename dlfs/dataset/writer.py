@@ -44,6 +44,7 @@ from dlfs.connection.unfinished import UnfinishedSteps
 from dlfs.directory.builder import DirectoryBuilder, FrozenParts, segment_bytes_max
 from dlfs.errors import ClosedError, ExistsError, LimitError, SpaceError, UsageError
 from dlfs.fields import FIELDS_COLUMN, FieldEncoder
+from dlfs.format.bad_records import BadReport, bad_records_tags
 from dlfs.format.catalog import LAYOUTS, AttributeExtent, DatasetRecord
 from dlfs.format.constants import SAMPLE_BYTES_MAX, TAG_SOURCE
 from dlfs.format.geometry import ChunkRun
@@ -111,6 +112,7 @@ class DatasetWriter:
     Attributes:
         layout: order in which samples are packed.
         previous: samples of an earlier version that the new one has as well; None without.
+        bad: records that imports left out of the dataset, at first those of the earlier version.
 
     Raises:
         SpaceError: the expected samples do not fit.
@@ -157,6 +159,7 @@ class DatasetWriter:
                 f"write the dataset {display(name)!r}: a dataset has the UUID {self.uuid}"
             )
         self.previous = previous
+        self.bad = BadReport() if previous is None else previous.bad
         self._encoder = None if fields is None else self._declare(fields)
         self._has_bytes = False  # samples of bytes were added
         self._directory = DirectoryBuilder()
@@ -213,6 +216,10 @@ class DatasetWriter:
         self._encoder = unfinished.encoder
         self._has_bytes = unfinished.encoder is None
         self._stage_number = unfinished.window_count
+
+    def __contains__(self, path: object) -> bool:
+        """Return True if a sample of this path was added, or is in the earlier version."""
+        return path in self._stage.path_set or path in self._directory
 
     # ---- adding ----------------------------------------------------------------------------------
 
@@ -653,6 +660,7 @@ class DatasetWriter:
             entries_bytes=parts.entries.nbytes,
             names_bytes=parts.names.nbytes,
             attribute_extent=extent,
+            tags=bad_records_tags(self.bad, self._transaction.base.superblock.catalog_bytes),
         )
 
     def abort(self) -> None:

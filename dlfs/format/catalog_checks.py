@@ -16,6 +16,7 @@ from dlfs.errors import UsageError
 from dlfs.format.constants import (
     ADDRESS_MAX,
     ATTRIBUTE_BLOCK_BYTES,
+    BAD_RECORDS_BYTES_MAX,
     CHUNK_END_MAX,
     DATASET_NAME_BYTES_MAX,
     DATASET_SAMPLES_MAX,
@@ -23,6 +24,7 @@ from dlfs.format.constants import (
     DIRECTORY_BLOCK_BYTES,
     LOCATION_BYTES,
     SOURCE_BYTES_MAX,
+    TAG_BAD_RECORDS,
     TAG_SOURCE,
     TIME_NS_MAX,
 )
@@ -111,12 +113,16 @@ def _check_tags(catalog: Catalog) -> None:
             tags = decode_tags(catalog.text[start:end].tobytes())
         except UsageError as error:
             raise UsageError(f"{describe(catalog, position)}: {error}") from error
-        sources = [len(value) for tag, value in tags if tag == TAG_SOURCE]
-        if len(sources) > 1 or max(sources, default=0) > SOURCE_BYTES_MAX:
-            raise UsageError(
-                f"{describe(catalog, position)}: expected one description of its source of at most "
-                f"{SOURCE_BYTES_MAX} bytes, got {sources}"
-            )
+        for known, noun, least, most in (
+            (TAG_SOURCE, "description of its source", 0, SOURCE_BYTES_MAX),
+            (TAG_BAD_RECORDS, "report of bad records", 8, BAD_RECORDS_BYTES_MAX),
+        ):
+            sizes = [len(value) for tag, value in tags if tag == known]
+            if len(sizes) > 1 or any(not least <= size <= most for size in sizes):
+                raise UsageError(
+                    f"{describe(catalog, position)}: expected one {noun} of {least} to {most} "
+                    f"bytes, got {sizes}"
+                )
 
 
 def _check_ranges(catalog: Catalog) -> None:

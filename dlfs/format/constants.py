@@ -65,6 +65,9 @@ DATASET_VERSION_MAX = (1 << 32) - 1
 TAG_SOURCE = 1
 """Tag of an unfinished record that describes the source and the options of its import."""
 SOURCE_BYTES_MAX = 16 * KIB
+TAG_BAD_RECORDS = 2
+"""Tag of a sealed record that reports the records that imports left out."""
+BAD_RECORDS_BYTES_MAX = 32 * KIB
 
 ATTRIBUTE_MAGIC = b"DLFSATT1"
 ATTRIBUTE_VERSION = 1

@@ -8,6 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import numpy as np
+
+from dlfs.format.bad_records import count_bad_records, find_bad_records
 from dlfs.format.catalog import LAYOUTS, Catalog, DatasetRecord, Records
 from dlfs.format.constants import TAG_SOURCE
 from dlfs.format.geometry import Geometry
@@ -37,6 +40,7 @@ class DatasetInfo:
         layout: order in which samples were packed: ``path`` or ``shuffled``.
         seed: seed of that order.
         attribute_bytes: size of its attribute segment in bytes; 0 without columns.
+        bad_count: number of bad records that its imports left out.
     """
 
     name: str
@@ -49,6 +53,7 @@ class DatasetInfo:
     layout: str
     seed: int
     attribute_bytes: int = 0
+    bad_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +202,7 @@ def describe_dataset(record: DatasetRecord, geometry: Geometry) -> DatasetInfo:
         layout=record.layout,
         seed=record.seed,
         attribute_bytes=0 if extent is None else extent.segment_bytes,
+        bad_count=_count_bad(record),
     )
 
 
@@ -227,6 +233,9 @@ def describe_datasets(records: Records, geometry: Geometry) -> list[DatasetInfo]
     catalog, positions = records.catalog, records.positions
     table = catalog.table[positions]
     chunks = catalog.sums(catalog.runs[:, 1])[positions, :2].sum(axis=1)
+    bad = [0] * len(positions)
+    for number in np.flatnonzero(table["tags_bytes"]).tolist():
+        bad[number] = _count_bad(records[number])
     fields = zip(
         map(display, catalog.names[positions].tolist()),
         table["version"].tolist(),
@@ -238,9 +247,15 @@ def describe_datasets(records: Records, geometry: Geometry) -> list[DatasetInfo]
         [LAYOUTS[number] for number in table["layout"].tolist()],
         table["seed"].tolist(),
         table["attributes_bytes"].tolist(),
+        bad,
         strict=True,
     )
     return [DatasetInfo(*each) for each in fields]
+
+
+def _count_bad(record: DatasetRecord) -> int:
+    raw = find_bad_records(record.tags)
+    return 0 if raw is None else count_bad_records(raw)
 
 
 def _describe_copy(copy: SuperblockCopy, generation: int) -> SuperblockInfo:

@@ -16,6 +16,7 @@ import functools
 import json
 import struct
 import sys
+import zlib
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -255,6 +256,7 @@ def decode_tags(raw: bytes) -> dict[int, bytes]:
     while at < len(raw):
         tag, _, length = struct.unpack_from("<HHI", raw, at)
         expect(tag != 1 or (tag not in tags and length <= 16384), "descriptions of a source")
+        expect(tag != 2 or (tag not in tags and 8 <= length <= 32768), "reports of bad records")
         tags[tag] = raw[at + 8 : at + 8 + length]
         at += 8 + -(-length // 8) * 8
     expect(at == len(raw), "tagged values of a record")
@@ -636,6 +638,20 @@ def read_unfinished(paths: list[str | Path]) -> dict[bytes, tuple[Steps, dict[in
     volume = Volume([Path(path).read_bytes() for path in paths])
     unfinished = [record for record in decode_catalog(volume) if not record.is_sealed]
     return {r.name: (decode_journal(volume, r), r.tags) for r in unfinished}
+
+
+def read_bad_records(
+    paths: list[str | Path],
+) -> dict[tuple[bytes, int], tuple[int, dict[str, int], list[list[str | int | None]]]]:
+    """Number of bad records of each dataset that has some, by reason, and the first of them."""
+    volume = Volume([Path(path).read_bytes() for path in paths])
+    found = {}
+    for record in decode_catalog(volume):
+        if 2 in record.tags:
+            stored = json.loads(zlib.decompress(record.tags[2][8:]))
+            (count,) = struct.unpack_from("<Q", record.tags[2])
+            found[record.name, record.version] = count, stored["reasons"], stored["records"]
+    return found
 
 
 if __name__ == "__main__":

@@ -18,9 +18,11 @@ import io
 import itertools
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,6 +33,7 @@ import numpy as np
 import dlfs
 from dlfs._native.checksums import crc32c
 from dlfs.base.units import KIB, MIB
+from dlfs.format.bad_records import BadRecord, BadReport
 from dlfs.format.constants import LOCATION_RECORD_BYTES_MAX, LOCATION_RECORD_OFFSET_BYTES
 from dlfs.format.locations import LocationRecord
 from dlfs.store.shrinking import _mark
@@ -69,6 +72,11 @@ STEPS = 4
 """Versions of the dataset ``grown``, each appended to the one before; version 2 is removed."""
 UNFINISHED = 2
 """Steps of an unfinished import of the dataset ``grown``."""
+BAD = {
+    1: BadReport(2, {"malformed": 2}, (BadRecord("a\udcff", "record 1", "ä"),)),
+    3: BadReport(1, {"cut short": 1}, (BadRecord("b", "record 2", "ended"),)),
+}
+"""Bad records that the imports of versions of the dataset ``grown`` left out."""
 LARGE_SAMPLES = 60
 """Samples of several chunks in the dataset ``later``: more than one group has room for."""
 
@@ -248,7 +256,7 @@ def same_every_time(kind: str) -> Iterator[None]:
     def uuid4() -> UUID:
         return UUID(int=next(uuids) << 80, version=4)
 
-    replaced: list[tuple[str, Callable[[], Any]]] = [
+    replaced: list[tuple[str, Callable[..., Any]]] = [
         (f"dlfs.{module}.uuid4", uuid4)
         for module in ("store.formatting", "store.growing", "dataset.writer")
     ]
@@ -256,6 +264,8 @@ def same_every_time(kind: str) -> Iterator[None]:
         (f"dlfs.{module}.now_ns", lambda: next(times))
         for module in ("store.formatting", "dataset.writer")
     ]
+    # Versions of zlib compress differently, but store alike.
+    replaced.append(("dlfs.format.bad_records.zlib.compress", partial(zlib.compress, level=0)))
     with ExitStack() as stack:
         for target, function in replaced:
             stack.enter_context(patch(target, function))
@@ -320,6 +330,7 @@ def fill(members: Sequence[str], kind: str) -> None:
         for number in range(1, STEPS + 1):
             with volume.writer("grown") if number == 1 else volume.append("grown") as writer:
                 add_all(writer, b"grown", step(number, CHUNK_BYTES[kind]))
+                writer.bad += BAD.get(number, BadReport())
         volume.remove("grown", 2)
         commit_unfinished(volume, "grown", UNFINISHED)
 

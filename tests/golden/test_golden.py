@@ -294,6 +294,29 @@ def test_the_unfinished_import_is_read_by_its_record(kind: str, image: Image) ->
         assert (info.name, info.origin["source"]) == ("grown", "a test")
 
 
+def test_bad_records_are_reported_with_the_version_that_left_them_out(
+    kind: str, image: Image
+) -> None:
+    first = ["a\udcff", "record 1", "ä"]
+    want = {
+        1: (2, {"malformed": 2}, [[*first, None]]),
+        3: (3, {"malformed": 2, "cut short": 1}, [[*first, 1], ["b", "record 2", "ended", None]]),
+    }
+    want[4] = 3, want[3][1], [[*first, 1], ["b", "record 2", "ended", 3]]
+    assert decoder.read_bad_records(image.members) == {
+        (b"grown", version): found for version, found in want.items()
+    }
+    with dlfs.open(image.members) as volume:
+        for info in volume.versions("grown"):
+            count, reasons, records = want[info.version]
+            with volume.dataset(info.name, info.version) as dataset:
+                found = dataset.bad_records()
+            assert info.bad_count == found.count == count
+            assert found.reasons == reasons
+            listed = [[one.source, one.record, one.reason, one.version] for one in found.records]
+            assert listed == records
+
+
 def test_superblocks_are_of_this_version(kind: str, image: Image) -> None:
     for member in range(len(image.members)):
         for offset in image.offsets(member):
