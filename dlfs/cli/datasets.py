@@ -10,6 +10,7 @@ from dlfs.cli.output import Table, human_count, human_date, human_samples, human
 
 if TYPE_CHECKING:
     from dlfs import Dataset, DatasetInfo, UnfinishedInfo
+    from dlfs.format.bad_records import BadReport
 
 
 def column_types(dataset: Dataset) -> dict[str, str]:
@@ -21,6 +22,12 @@ def describe(info: DatasetInfo) -> str:
     """Return name, version and size of a dataset for a message."""
     size = human_size(info.sample_bytes)
     return f"{info.name}@{info.version} ({human_samples(info.sample_count)}, {size})"
+
+
+def describe_bad(bad: BadReport) -> str:
+    """Return the number of bad records, in all and by kind of error, for a message."""
+    kinds = ", ".join(f"{human_count(count)} x {kind}" for kind, count in bad.reasons.items())
+    return f"{human_count(bad.count)} ({kinds})"
 
 
 def dataset_table(infos: Iterable[DatasetInfo]) -> Table:

@@ -51,7 +51,8 @@ EXITS = (
     Row(ExitCode.USAGE, "the command line is wrong", (UsageError,)),
     Row(ExitCode.NOT_FOUND, "no such volume member, dataset or sample", (NotFoundError,)),
     Row(
-        ExitCode.DAMAGE, "damage: a checksum or the format is wrong, or verify found any",
+        ExitCode.DAMAGE,
+        "damage: a checksum or the format is wrong, verify found any, or bad samples were left out",
         (FormatError,),
     ),
     Row(ExitCode.LOCKED, "another writer holds the volume", (LockedError,)),

@@ -11,9 +11,10 @@ Memory: the columns of each table, and a dictionary of its paths.
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from itertools import chain
@@ -25,6 +26,7 @@ import numpy as np
 from dlfs.base.arguments import Layout
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields.arrays import ArrayForm
+from dlfs.ingest.bad_records import Name
 from dlfs.ingest.source import (
     PATH_COLUMNS,
     Array,
@@ -34,6 +36,7 @@ from dlfs.ingest.source import (
     array_attributes,
     check_attribute_names,
     show,
+    slice_samples,
     without_known,
 )
 from dlfs.ingest.tables.coco import FILE_NAME, read_coco
@@ -144,11 +147,23 @@ class AttributedSource(WrappedSource):
             for read in blocks:
                 block = read if self._is_known is None else without_known(read, self._is_known)
                 self.left_out += len(read.paths) - len(block.paths)
-                attributes = dict(block.attributes)
+                found = [block]
                 for rule in self._rules:
-                    attributes.update(rule.columns(block))
-                yield replace(block, attributes=attributes)
+                    found = [*chain.from_iterable(self._apply(rule, part) for part in found)]
+                yield from found
         self._take_facts()
+
+    def _apply(self, rule: Rule, block: SampleBlock) -> Iterator[SampleBlock]:
+        """Yield the samples of a block with the attributes of a rule."""
+
+        def make(first: int, count: int) -> SampleBlock:
+            part = slice_samples(block, first, count)
+            return replace(part, attributes={**part.attributes, **rule.columns(part)})
+
+        def name(index: int) -> Name:
+            return self.name, os.fsdecode(block.paths[index])
+
+        return self.bad.each_part(len(block.paths), make, name, (UsageError,))
 
 
 # ---- from paths ----------------------------------------------------------------------------------

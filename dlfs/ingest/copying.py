@@ -21,6 +21,7 @@ import numpy as np
 from dlfs.base.arguments import Layout
 from dlfs.base.units import MIB
 from dlfs.dataset.dataset import Dataset
+from dlfs.ingest.bad_records import BadRecords
 from dlfs.ingest.importer import import_dataset
 from dlfs.ingest.order import take_block
 from dlfs.ingest.progress import ProgressCallback
@@ -90,6 +91,7 @@ class DatasetSource(Source):
         self.sample_count = len(dataset)
         self.sample_bytes = dataset.sample_bytes
         self.empty_directories = dataset.empty_directories()
+        self.bad = BadRecords(carried=dataset.bad_records().of_version(dataset.version))
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:  # noqa: ARG002
         """Read every sample once, in storage order whatever the layout is.

@@ -53,6 +53,8 @@ HINT = "--option nulls=default takes the default of its type, nulls=skip leaves 
 class AbsentError(FormatError):
     """A record lacks a value that is used."""
 
+    bad_record_kind = "value is missing"
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnOptions:
@@ -189,12 +191,14 @@ class FieldRecords:
             except (UsageError, ValueError) as error:
                 raise FormatError(f"{where}: field {name!r}: {error}") from error
         try:
-            if self._encoder is None:
+            encoder = self._encoder
+            if encoder is None:
                 others = {name: found for name, found in values.items() if name not in self._known}
                 guessed = FieldEncoder.of_sample(others, where).fields if others else {}
                 types = {**guessed, **self._known}
-                self._encoder = FieldEncoder({name: types[name] for name in values})
-            data, columns = self._encoder.encode(values, where)
+                encoder = FieldEncoder({name: types[name] for name in values})
+            data, columns = encoder.encode(values, where)
+            self._encoder = encoder
         except UsageError as error:
             raise FormatError(str(error)) from error
         return Record(path, data.data, {**(attributes or {}), **columns})

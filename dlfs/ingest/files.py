@@ -30,6 +30,7 @@ from dlfs._native.library import describe
 from dlfs.base.arguments import Layout
 from dlfs.base.closing import closed_on_error
 from dlfs.errors import DeviceError, DlfsError, UsageError
+from dlfs.ingest.bad_records import current
 from dlfs.ingest.order import indexed_blocks, packing_order
 from dlfs.ingest.source import (
     THREADS,
@@ -39,6 +40,7 @@ from dlfs.ingest.source import (
     SampleBlock,
     Source,
     Uint64Array,
+    choose_samples,
     file_errors,
     show,
     stream_ahead,
@@ -128,13 +130,13 @@ class FileTable:
         self.files = np.zeros(len(self), FILE_DTYPE)
         self.files["position"] = np.frombuffer(self._positions, np.uint64)
 
-    def stat(self, directory: int, *, follow_links: bool) -> int | None:
-        """Stat every file; return the index of one that cannot be read, or None."""
+    def stat(self, directory: int, *, follow_links: bool) -> list[int]:
+        """Stat every file; return the indices of those that cannot be read."""
         self.prepare()
         failed = stat_files(
             directory, self.names, self.files, follow_links=follow_links, threads=THREADS
         )
-        return int(np.flatnonzero(self.files["code"])[0]) if failed else None
+        return np.flatnonzero(self.files["code"]).tolist() if failed else []
 
 
 class FilesSource(Source):
@@ -158,6 +160,8 @@ class FilesSource(Source):
         self, name: str, folder: str, *, follow_links: bool, directory: int | None = None
     ) -> None:
         self.name = name
+        self.bad = current()
+        self._left_out: set[int] = set()
         self._folder = folder
         self._follow_links = follow_links
         self._table = FileTable()
@@ -171,7 +175,9 @@ class FilesSource(Source):
             self._stat()
         self._sizes = np.ascontiguousarray(self._table.files["length_bytes"])
         self._first = 0
-        self._choose(np.arange(len(self._sizes), dtype=np.uint64))
+        wanted = np.ones(len(self._sizes), np.bool_)
+        wanted[list(self._left_out)] = False
+        self._choose(np.flatnonzero(wanted).astype(np.uint64))
 
     def _open_folder(self) -> None:
         """Open the folder, so that files can be opened relative to it."""
@@ -248,11 +254,24 @@ class FilesSource(Source):
         chosen = indices[in_order]
         files = table.files[chosen]
         files["buffer_offset"] = offsets[in_order]
+        are_read = [True] * len(indices)
         if self._fill(files, chosen, buffer):
-            bad = int(np.flatnonzero(files["code"])[0])
-            raise self._failure(int(chosen[bad]), int(files["code"][bad]))
+            for bad in np.flatnonzero(files["code"]).tolist():
+                index = int(chosen[bad])
+                self._note(index, self._failure(index, int(files["code"][bad])))
+                are_read[in_order[bad]] = False
         attributes = {name: values[indices] for name, values in self._attributes.items()}
-        return SampleBlock(self._sample_paths(indices), buffer, offsets, lengths, attributes)
+        block = SampleBlock(self._sample_paths(indices), buffer, offsets, lengths, attributes)
+        return choose_samples(block, are_read)
+
+    def _note(self, index: int, error: DlfsError) -> None:
+        """Note that a file of the table is a bad record; see ``BadRecords.note``."""
+        self.bad.note(self._folder, os.fsdecode(self._table.path(index)), error)
+
+    def _leave_out(self, index: int, error: DlfsError) -> None:
+        """Note a file, and do not read it; called while the source is opened."""
+        self._note(index, error)
+        self._left_out.add(index)
 
     def _fill(self, files: npt.NDArray[np.void], _chosen: Uint64Array, buffer: Bytes) -> int:
         """Read files, whose indices are given, into a buffer; return how many failed."""
@@ -270,11 +289,13 @@ class FilesSource(Source):
         return [self._table.path(index) for index in indices.tolist()]
 
     def _stat(self) -> None:
-        bad = self._table.stat(self._opened.value, follow_links=self._follow_links)
-        if bad is not None:
+        for bad in self._table.stat(self._opened.value, follow_links=self._follow_links):
+            if bad in self._left_out:
+                continue
             path, code = self._table.path(bad), int(self._table.files["code"][bad])
             why = "the file may not be read" if code == -errno.EACCES else describe(code)
-            raise DeviceError(f"import {join_shown(self._folder, path)}: {why}", -code)
+            error = DeviceError(f"import {join_shown(self._folder, path)}: {why}", -code)
+            self._leave_out(bad, error)
 
     def _failure(self, index: int, code: int) -> DlfsError:
         path, size = join_shown(self._folder, self._table.path(index)), int(self._sizes[index])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ from dlfs.base.wording import join_words
 from dlfs.dataset.step_writer import STEP_BYTES, StepWriter
 from dlfs.dataset.writer import DatasetWriter
 from dlfs.errors import NotFoundError, UsageError
+from dlfs.format.bad_records import BadReport
+from dlfs.ingest.adding import BlockAdder
+from dlfs.ingest.bad_records import BadRecords, SkipBad, opening
 from dlfs.ingest.containers import warn_of_containers
 from dlfs.ingest.files import FilesSource
 from dlfs.ingest.isolation.source import IsolatedSource
@@ -67,6 +70,8 @@ class ImportReport:
     """Number of directories without samples that the source has, and so the dataset."""
     kept_count: int = 0
     """Number of samples that an earlier import had committed before it ended."""
+    bad: BadReport = field(default_factory=BadReport)
+    """Bad records that were left out, as ``skip_bad`` allows."""
 
 
 def open_source(
@@ -76,6 +81,7 @@ def open_source(
     options: Mapping[str, object] | None = None,
     spool: str | os.PathLike[str] | None = None,
     fetch_progress: ProgressCallback | None = None,
+    skip_bad: int | str | None = None,
 ) -> Source:
     """Open the source that paths name: a folder, archives, or files of a format.
 
@@ -90,6 +96,8 @@ def open_source(
         spool: directory for local copies of what URLs name; by default ``dlfs/spool`` in the
             user's cache directory. ``import_dataset`` deletes the copies.
         fetch_progress: called when an object has been fetched.
+        skip_bad: bad records that the import may leave out: a number, or a share of all records
+            such as ``0.1%``; by default the first one is an error. See ``ingest.bad_records``.
 
     Raises:
         NotFoundError: a path does not exist.
@@ -98,6 +106,19 @@ def open_source(
         SpaceError: the spool directory has too little free space.
         DlfsError: the source cannot be read; see the format's source.
     """
+    limit = None if skip_bad is None else SkipBad.parse(skip_bad)
+    with opening(BadRecords(limit)):
+        return _open_source(paths, format_name, options, spool, fetch_progress)
+
+
+def _open_source(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    format_name: str,
+    options: Mapping[str, object] | None,
+    spool: str | os.PathLike[str] | None,
+    fetch_progress: ProgressCallback | None,
+) -> Source:
+    """Open the source that paths name; see ``open_source``."""
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     texts = [os.fspath(path) for path in given]
     urls = [text for text in texts if is_url(text)]
@@ -233,15 +254,14 @@ def import_dataset(
         totals = source.sample_count, source.sample_bytes
         meter = Meter(progress, *map(_less, totals, kept))
         layout = writer.layout
+        adder = BlockAdder(writer, source)
         with closing(source.blocks(layout=layout, seed=seed)) as blocks:
             for block in without_first(blocks, left):
                 _check_labels(block, labels, source.name)
                 new = without_known(block, paths.__contains__) if paths else block
                 known += len(block.paths) - len(new.paths)
-                writer.add_batch(
-                    new.paths, new.data, new.offsets, new.lengths, attributes=new.attributes
-                )
-                meter.add(len(new.paths), int(new.lengths.sum()))
+                meter.add(*adder.add(new))
+        bad = adder.finish()
         for path in source.empty_directories:
             writer.add_directory(path)
         known += source.left_out
@@ -263,6 +283,7 @@ def import_dataset(
         skipped,
         len(source.empty_directories),
         kept[0],
+        bad,
     )
 
 
@@ -282,7 +303,8 @@ def _open_writer(
         return volume.append(name, **given)
     given["expected_bytes"] = source.sample_bytes or 0
     given["expected_samples"] = source.sample_count or 0
-    if step_bytes is None or source.fingerprint is None:
+    # Bad records have no place in the count of samples by which an import goes on.
+    if step_bytes is None or source.fingerprint is None or source.bad.are_allowed:
         return volume.writer(name, **given)
     origin = {
         "source": source.name,
@@ -327,6 +349,8 @@ def _check_labels(block: SampleBlock, labels: Mapping[str, int], where: str) -> 
 
 def _no_samples(source: Source) -> NotFoundError:
     found = [f"{count:,} x {reason}" for reason, count in source.skipped.items()]
+    if source.bad.count:
+        found.append(f"{source.bad.count:,} x bad record")
     if source.empty_directories:
         found.append(f"{len(source.empty_directories):,} x directory without samples")
     return NotFoundError(

@@ -29,8 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.base.arguments import Layout
-from dlfs.errors import FormatError, UsageError
+from dlfs.errors import DeviceError, DlfsError, FormatError, UsageError
 from dlfs.ingest.archives.ranges import RangeReader
+from dlfs.ingest.bad_records import BadRecords, RecordError, current
 from dlfs.ingest.order import indexed_blocks, packing_order
 from dlfs.ingest.registry import find_format
 from dlfs.ingest.source import (
@@ -89,6 +90,7 @@ class ShardSource(PassingSource):
     def __init__(self, shards: Sequence[str], *, noun: str) -> None:
         if not shards:
             raise UsageError(f"import: expected {noun}, got none")
+        self.bad = current()
         self.shards = list(shards)
         self.name = source_name(self.shards)
 
@@ -122,7 +124,7 @@ class ShardSource(PassingSource):
         """Yield the blocks of the samples of the index, or of the shards, in an order."""
         if self.index is None:
             for number in order.tolist():
-                yield from self.passed(self.read_shard(number))
+                yield from self.passed(self.salvage(number, self.read_shard(number)))
             yield from self.passed(self.read_last())
         else:
             if self.index_is_exact:
@@ -132,13 +134,37 @@ class ShardSource(PassingSource):
             yield from self.passed(found)
             self.index.check_unchanged()
 
+    def salvage(self, number: int, items: Iterable[_T]) -> Generator[_T, None, None]:
+        """Yield items of a shard up to an error behind which nothing can be found.
+
+        See ``BadRecords.salvage``.
+        """
+        return self.bad.salvage(items, self.shards[number], self.sound_until(number))
+
+    def gather(self, number: int, records: Records) -> Iterator[SampleBlock]:
+        """Make blocks of the records of a shard, without the bad ones; see ``gather``."""
+        return gather(
+            self.salvage(number, records),
+            where=f"import {self.shards[number]}",
+            buffer_bytes=self.buffer_bytes,
+            bad=self.bad,
+        )
+
+    def sound_until(self, number: int) -> tuple[type[DlfsError], ...]:  # noqa: ARG002
+        """Return the errors of a shard after which what was read before them is sound."""
+        return (*RecordError, DeviceError)
+
     def cancel(self) -> None:
         """End the wait of ``read_shard`` for data; called when not all blocks are taken."""
         return
 
 
 def gather(
-    records: Records, *, where: str, buffer_bytes: int = BUFFER_BYTES
+    records: Records,
+    *,
+    where: str,
+    buffer_bytes: int = BUFFER_BYTES,
+    bad: BadRecords | None = None,
 ) -> Iterator[SampleBlock]:
     """Make blocks of records.
 
@@ -146,6 +172,8 @@ def gather(
         records: yields the records of one shard, all with the same attributes; it is closed.
         where: name of the shard, for errors.
         buffer_bytes: most bytes of a block; a larger record gets a block of its own.
+        bad: bad records, to which those whose attributes do not fit the others are added; by
+            default they are errors.
 
     Raises:
         FormatError: the values of an attribute are not of one type.
@@ -153,7 +181,31 @@ def gather(
     with closing(records):
         sized = ((record, len(record.data), 1) for record in records)
         for part in _parts(sized, buffer_bytes):
-            yield make_block(part, where)
+            if bad is not None and bad.are_allowed:
+                part = [part[index] for index in find_fitting(part, where, bad)]
+            if part:
+                yield make_block(part, where)
+
+
+def find_fitting(records: Sequence[Record], where: str, bad: BadRecords) -> list[int]:
+    """Return the numbers of the records whose attributes have the types of the first.
+
+    Args:
+        records: records, all with the same attributes.
+        where: name of the shard, for errors.
+        bad: bad records, to which the others are added.
+    """
+    found: list[int] = []
+    for index, record in enumerate(records):
+        try:
+            for name, value in record.attributes.items():
+                values = [records[one].attributes[name] for one in found[:1]]
+                attribute_array([*values, value], name, where)
+        except FormatError as error:
+            bad.note(where.removeprefix("import "), os.fsdecode(record.path), error)
+        else:
+            found.append(index)
+    return found
 
 
 def join_blocks(

@@ -36,6 +36,7 @@ from dlfs.errors import (
 from dlfs.fields.arrays import DTYPE_COLUMN, SHAPE_COLUMN, ArrayForm
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX, RESERVED_PREFIX
 from dlfs.format.paths import path_problem
+from dlfs.ingest.bad_records import BadRecords
 from dlfs.ingest.registry import STDIN
 
 LinkPolicy = Literal["follow", "skip", "error"]
@@ -95,15 +96,34 @@ def without_first(blocks: Iterable[SampleBlock], count: int) -> Generator[Sample
 
 def without_known(block: SampleBlock, is_known: Callable[[bytes], bool]) -> SampleBlock:
     """Return the samples of a block whose paths are not known."""
-    new = np.array([not is_known(path) for path in block.paths], np.bool_)
-    if new.all():
+    return choose_samples(block, [not is_known(path) for path in block.paths])
+
+
+def choose_samples(block: SampleBlock, wanted: Sequence[bool]) -> SampleBlock:
+    """Return some samples of a block, given True for each of them; its data is not copied."""
+    if all(wanted):
         return block
+    chosen = np.array(wanted, np.bool_)
     return SampleBlock(
-        [path for path, chosen in zip(block.paths, new.tolist(), strict=True) if chosen],
+        [path for path, keeps in zip(block.paths, wanted, strict=True) if keeps],
         block.data,
-        block.offsets[new],
-        block.lengths[new],
-        {name: values[new] for name, values in block.attributes.items()},
+        block.offsets[chosen],
+        block.lengths[chosen],
+        {name: values[chosen] for name, values in block.attributes.items()},
+    )
+
+
+def slice_samples(block: SampleBlock, first: int, count: int) -> SampleBlock:
+    """Return consecutive samples of a block; its data is not copied."""
+    if count == len(block.paths):
+        return block
+    part = slice(first, first + count)
+    return SampleBlock(
+        block.paths[part],
+        block.data,
+        block.offsets[part],
+        block.lengths[part],
+        {name: values[part] for name, values in block.attributes.items()},
     )
 
 
@@ -137,6 +157,8 @@ class Source(Protocol):
     """Most bytes of a block of more than one sample, as far as the source can divide them."""
     fingerprint: str | None = None
     """Differs for other files, and for files that changed. None: it cannot be read again."""
+    bad: BadRecords = BadRecords()
+    """Records that cannot be imported; complete once all blocks were taken."""
 
     def leave_out(self, is_known: Callable[[bytes], bool]) -> int:
         """Do not read samples that the dataset has already, if the source can avoid it.
@@ -239,6 +261,7 @@ class WrappedSource(Source):
         self._source = source
         self.name = source.name
         self.fingerprint = source.fingerprint
+        self.bad = source.bad
         self._take_facts()
 
     def _take_facts(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -13,6 +13,8 @@ import typer
 import dlfs
 from dlfs.base.arguments import Layout
 from dlfs.cli.attributes import parse_defaults, with_attributes
+from dlfs.cli.datasets import describe_bad
+from dlfs.cli.exits import ExitCode
 from dlfs.cli.options import (
     JsonOption,
     SeedOption,
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 _NOT_KEPT = ("json", "formats", "resume", "abandon")
 """Parameters that an unfinished import does not keep for ``--resume``."""
+_BAD_SHOWN_MAX = 10
+"""Most bad records that the end of an import names."""
 
 
 def show_formats(ctx: typer.Context, wanted: bool) -> None:
@@ -112,6 +116,7 @@ def import_dataset(
     allow_empty: Annotated[bool, typer.Option("--allow-empty")] = False,
     append: Annotated[bool, typer.Option("--append")] = False,
     skip_existing: Annotated[bool, typer.Option("--skip-existing")] = False,
+    skip_bad: Annotated[str | None, typer.Option(metavar="N|P%")] = None,
     spool: Annotated[str | None, typer.Option(metavar="DIR")] = None,
     step: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
     resume: Annotated[bool, typer.Option("--resume")] = False,
@@ -153,6 +158,9 @@ def import_dataset(
             without a copy. A path that it has already is an error.
         skip_existing: With --append: leave out samples whose path the dataset has. Without new
             samples there is no new version.
+        skip_bad: Leave out bad records, at most a number of them (100) or a share of all records
+            (0.1%), and exit with 4 if there were any; 'dlfs info VOLUME NAME' lists them. By
+            default the first bad record ends the import.
         spool: Directory for local copies of what URLs name, until the dataset is sealed; an
             interrupted import goes on with them. By default in the user's cache directory.
         step: Bytes of samples after which the progress is committed: 2GiB. 0: only at the end.
@@ -193,7 +201,7 @@ def _run(command: dict[str, Any], *, json: bool) -> None:
     with (
         _reader_started(sources[0], format_name),
         _open_last(sources, uri) as volume,
-        closing(_open_source(name, sources, format_name, options, command["spool"])) as source,
+        closing(_open_source(name, sources, format_name, options, command)) as source,
         _note_how_to_skip(needed=append and not skip_existing),
         progress_bar(f"import {name}") as bar,
     ):
@@ -309,7 +317,11 @@ def _reader_started(source: str, format_name: str) -> Iterator[None]:
 
 
 def _open_source(
-    name: str, sources: list[str], format_name: str, options: dict[str, object], spool: str | None
+    name: str,
+    sources: list[str],
+    format_name: str,
+    options: dict[str, object],
+    command: Mapping[str, Any],
 ) -> Source:
     """Open the source; show a bar while it is read, or objects are fetched."""
     from dlfs.ingest.importer import open_source
@@ -320,8 +332,9 @@ def _open_source(
             sources,
             format_name=format_name,
             options=options,
-            spool=spool,
+            spool=command["spool"],
             fetch_progress=bar.show,
+            skip_bad=command.get("skip_bad"),
         )
 
 
@@ -357,6 +370,7 @@ def _report(report: ImportReport, *, appended: bool, json: bool) -> None:
                 "seconds": report.seconds,
                 "skipped": dict(report.skipped),
                 "empty_directories": report.empty_directories,
+                "bad_records": asdict(report.bad),
             },
             result=True,
         )
@@ -370,3 +384,8 @@ def _report(report: ImportReport, *, appended: bool, json: bool) -> None:
     else:
         note(f"nothing to append: {shown} has {human_samples(info.sample_count)}")
     note_left_out(report.skipped)
+    if report.bad.count:
+        for one in report.bad.records[:_BAD_SHOWN_MAX]:
+            note(f"bad record: {one.source}: {one.record}: {one.reason}")
+        note(f"left out bad records: {describe_bad(report.bad)}; 'dlfs info' lists them")
+        raise typer.Exit(ExitCode.DAMAGE)

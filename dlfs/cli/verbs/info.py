@@ -1,13 +1,17 @@
-"""``dlfs info``: shows a volume's geometry, members, superblocks, space and datasets."""
+"""``dlfs info``: shows a volume's geometry, members, superblocks, space and datasets.
+
+For one dataset, it shows the versions, columns, and the records that its imports left out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from dlfs.base.memory_limit import describe_memory, opened_memory_bytes
-from dlfs.cli.datasets import column_types, dataset_table, unfinished_table
-from dlfs.cli.options import JsonOption, VolumeArgument, open_volume
+from dlfs.cli.datasets import column_types, dataset_table, describe_bad, unfinished_table
+from dlfs.cli.options import JsonOption, OptionalDatasetArgument, VolumeArgument, open_volume
 from dlfs.cli.output import (
     Table,
     human_date,
@@ -23,6 +27,7 @@ from dlfs.errors import DlfsError
 
 if TYPE_CHECKING:
     from dlfs import DatasetInfo, MemberInfo, Volume, VolumeInfo
+    from dlfs.format.bad_records import BadReport
 
 _STATE_STYLES = {
     "damaged": "bold red",
@@ -32,25 +37,31 @@ _STATE_STYLES = {
 }
 
 
-def info(volume: VolumeArgument, json: JsonOption = False) -> None:
-    """Show a volume: geometry, members, superblocks, space, datasets.
+def info(
+    volume: VolumeArgument, dataset: OptionalDatasetArgument = None, json: JsonOption = False
+) -> None:
+    """Show a volume: geometry, members, superblocks, space, datasets; or show one dataset.
 
-    A volume that is readable although members are missing is shown, with exit code 0.
+    A volume that is readable although members are missing is shown, with exit code 0. Of a dataset,
+    it shows the versions, the columns, and the bad records that its imports left out.
 
     Examples:
         dlfs info photos.img
+        dlfs info photos.img photos
         dlfs info a.img,b.img --json
         dlfs info unix:/run/dlfs/photos.sock
     """
+    if dataset is not None:
+        _show_dataset(volume, dataset, json=json)
+        return
     with open_volume(volume) as opened:
         described, datasets = opened.info(), opened.datasets()
         unfinished = opened.unfinished()
-        columns = [_columns(opened, dataset) for dataset in datasets]
+        columns = [_columns(opened, each) for each in datasets]
     if json:
         found = asdict(described) | {"default_memory_bytes": opened_memory_bytes()}
         found["datasets"] = [
-            asdict(dataset) | {"columns": kinds}
-            for dataset, kinds in zip(datasets, columns, strict=True)
+            asdict(each) | {"columns": kinds} for each, kinds in zip(datasets, columns, strict=True)
         ]
         found["unfinished"] = [asdict(each) for each in unfinished]
         print_json(found)
@@ -63,15 +74,59 @@ def info(volume: VolumeArgument, json: JsonOption = False) -> None:
         print_data(dataset_table(datasets))
     else:
         print("no datasets")
-    for dataset, kinds in zip(datasets, columns, strict=True):
-        if kinds:
+    for each, kinds in zip(datasets, columns, strict=True):
+        _print_columns(each, kinds)
+        if each.bad_count:
             print()
-            shown = ", ".join(f"{show_text(name)}: {kind}" for name, kind in kinds.items())
-            print_text(f"columns of {show_text(dataset.name)}@{dataset.version}: {shown}")
+            shown = f"{show_text(each.name)}@{each.version}"
+            print_text(
+                f"bad records left out of {shown}: {each.bad_count:,}; 'dlfs info VOLUME {shown}' "
+                "lists them"
+            )
     if unfinished:
         print()
         print_data(unfinished_table(unfinished))
     _warn(described)
+
+
+def _show_dataset(uri: str, name: str, *, json: bool) -> None:
+    """Show the versions of a dataset, and the columns and bad records of the newest of them."""
+    with open_volume(uri) as opened:
+        versions = opened.versions(name)
+        with opened.dataset(versions[-1].name, versions[-1].version) as dataset:
+            columns, bad = column_types(dataset), dataset.bad_records()
+    if json:
+        print_json(
+            {
+                "versions": [asdict(each) for each in versions],
+                "columns": columns,
+                "bad_records": asdict(bad),
+            }
+        )
+        return
+    print_data(dataset_table(versions))
+    _print_columns(versions[-1], columns)
+    if bad.count:
+        print()
+        shown = f"{show_text(versions[-1].name)}@{versions[-1].version}"
+        print_text(f"bad records left out of {shown}: {describe_bad(bad)}")
+        print_data(_bad_table(bad, versions[-1].version))
+        if len(bad.records) < bad.count:
+            print_text(f"{bad.count - len(bad.records):,} more are only counted")
+
+
+def _bad_table(bad: BadReport, version: int) -> Table:
+    made = Table("version", "file", "record", "reason", right=("version",), drop=("version",))
+    for one in bad.records:
+        made.add_row(str(one.version or version), one.source, one.record, one.reason)
+    return made
+
+
+def _print_columns(dataset: DatasetInfo, kinds: Mapping[str, str]) -> None:
+    if kinds:
+        print()
+        shown = ", ".join(f"{show_text(name)}: {kind}" for name, kind in kinds.items())
+        print_text(f"columns of {show_text(dataset.name)}@{dataset.version}: {shown}")
 
 
 def _columns(volume: Volume, info: DatasetInfo) -> dict[str, str]:

@@ -33,6 +33,7 @@ from dlfs.errors import (
     TruncatedError,
     UsageError,
 )
+from dlfs.ingest.bad_records import BadRecords, RecordError
 from dlfs.ingest.source import (
     STDIN_SHOWN,
     check_unchanged,
@@ -99,6 +100,11 @@ class Segment:
     offset_bytes: int
     position_bytes: int
     length_bytes: int
+
+    @property
+    def end_bytes(self) -> int:
+        """Offset in the decompressed archive at which the run ends."""
+        return self.position_bytes + self.length_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +184,8 @@ class Archive(Closing):
         stdin: standard input to read instead, which the caller closes; its first bytes say how it
             is compressed.
         absolute: ``strip`` removes the slashes that begin an absolute name; ``error`` refuses it.
+        bad: bad records, to which members with a malformed name or size are added; by default they
+            are errors.
 
     Raises:
         NotFoundError: the archive does not exist.
@@ -187,9 +195,15 @@ class Archive(Closing):
     """
 
     def __init__(
-        self, path: str, stdin: StandardInput | None = None, *, absolute: Absolute = "error"
+        self,
+        path: str,
+        stdin: StandardInput | None = None,
+        *,
+        absolute: Absolute = "error",
+        bad: BadRecords | None = None,
     ) -> None:
         self._absolute = absolute
+        self._bad = bad or BadRecords()
         self.path = path if stdin is None else STDIN_SHOWN
         self._is_file = stdin is None
         with file_errors(f"import {self.path}", "archive"):
@@ -237,7 +251,12 @@ class Archive(Closing):
             ) as headers:
                 while (header := headers.next()) is not None:
                     headers.members.clear()  # type: ignore[attr-defined]  # or it keeps all
-                    yield self._member(header)
+                    try:
+                        member = self._member(header)
+                    except RecordError as error:
+                        self._bad.note(self.path, header.name, error)
+                        continue
+                    yield member
             self._check_end()
         except DlfsError:
             raise

@@ -8,9 +8,9 @@ tree is an error.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from dlfs.errors import FormatError, LimitError, UsageError
+from dlfs.errors import DlfsError, FormatError, LimitError, UsageError
 from dlfs.ingest.source import check_path, show
 
 HOPS_MAX = 40
@@ -37,8 +37,11 @@ class LinkTree:
         self._all = sorted([*files, *links])
         self._expansions = 0
 
-    def aliases(self) -> Iterator[tuple[bytes, bytes]]:
+    def aliases(self, on_bad: Callable[[bytes, DlfsError], None]) -> Iterator[tuple[bytes, bytes]]:
         """Yield (path of a new sample, path of the sample it stands for) for every link.
+
+        Args:
+            on_bad: called with a link and the error that it causes; may raise it.
 
         Raises:
             UsageError: a link leads to nothing, in a circle, or to a folder that contains it.
@@ -46,7 +49,10 @@ class LinkTree:
             LimitError: a path is too long, or nested links multiply beyond the limit.
         """
         for link in sorted(self._links):
-            yield from self._follow(link, link, frozenset(_parents(link)))
+            try:
+                yield from self._follow(link, link, frozenset(_parents(link)))
+            except (FormatError, LimitError, UsageError) as error:
+                on_bad(link, error)
 
     def _follow(
         self, seen: bytes, link: bytes, above: frozenset[bytes]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dlfs.errors import FormatError, UsageError
+from dlfs.errors import DlfsError, FormatError, UsageError
 from dlfs.ingest.archives.archive import Member
 from dlfs.ingest.archives.links import LinkTree
+from dlfs.ingest.bad_records import BadRecords, RecordError
 from dlfs.ingest.registry import STDIN
 from dlfs.ingest.source import (
     STDIN_SHOWN,
@@ -25,14 +27,16 @@ class MemberNames:
     Args:
         archives: paths of the archives.
         links: treatment of symbolic links.
+        bad: bad records, to which members that cannot be samples are added.
 
     Attributes:
         shard_of: number of the archive of each path.
         skipped: number of members left out, by reason.
     """
 
-    def __init__(self, archives: Sequence[str], links: LinkPolicy) -> None:
+    def __init__(self, archives: Sequence[str], links: LinkPolicy, bad: BadRecords) -> None:
         self._archives = archives
+        self._bad = bad
         self._policy = links
         self.shard_of: dict[bytes, int] = {}
         self.folders: set[bytes] = set()
@@ -49,6 +53,22 @@ class MemberNames:
             LimitError: the path is too long.
         """
         path = prefix + member.path
+        try:
+            return self._add(member, path, shard, prefix)
+        except RecordError as error:
+            self._note(path, shard, error)
+            return None
+
+    def note_without_file(self, path: bytes, target: bytes) -> None:
+        """Note a link to a member that was left out."""
+        error = FormatError(f"expected the member {show(target)}, which was left out")
+        self._note(path, self.shard_of.get(path, self.shard_of[target]), error)
+
+    def _note(self, path: bytes, shard: int, error: DlfsError) -> None:
+        """Note a bad member; see ``BadRecords.note``."""
+        self._bad.note(source_name([self._archives[shard]]), os.fsdecode(path), error)
+
+    def _add(self, member: Member, path: bytes, shard: int, prefix: bytes) -> bytes | None:
         if member.kind == "folder":
             self.folders.add(path.rstrip(b"/"))
             return None
@@ -80,9 +100,13 @@ class MemberNames:
         if not self.symbolic:
             return
         tree = LinkTree([*files, *self.hard], self.folders, self.symbolic)
-        for path, target in tree.aliases():
-            if path not in self.symbolic:
-                self._claim(path, self.shard_of[target])
+        for path, target in tree.aliases(lambda link, e: self._note(link, self.shard_of[link], e)):
+            try:
+                if path not in self.symbolic:
+                    self._claim(path, self.shard_of[target])
+            except RecordError as error:
+                self._note(path, self.shard_of[target], error)
+                continue
             yield path, self.hard.get(target, target)
 
     def empty_folders(self, paths: Iterator[bytes]) -> list[bytes]:

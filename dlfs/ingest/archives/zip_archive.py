@@ -164,28 +164,34 @@ class ZipArchive(Closing):
             self._archive.NameToInfo.clear()
             self._check_places()
 
+    def __len__(self) -> int:
+        """Return the number of members."""
+        return len(self._infos)
+
     def members(self) -> Iterator[Member]:
-        """Yield the members in the directory's order.
+        """Yield the members in the directory's order; see ``member``."""
+        return map(self.member, range(len(self)))
+
+    def member(self, number: int) -> Member:
+        """Return a member by its number in the directory; called once for each.
 
         Raises:
             FormatError: a member cannot be read, or its name leads out of the archive.
             LimitError: a member does not fit the memory, or its name is too long.
             DeviceError: the archive cannot be read.
         """
-        for number, info in enumerate(self._infos):
-            name = self._name(info)
-            where = f"import {self.path}: {show(name)}"
-            kind = self._kind(info, name)
-            path = member_path(name, self._absolute, f"import {self.path}: member {number}")
-            if not path and kind != "folder":
-                raise FormatError(
-                    f"import {self.path}: member {number}: expected a name, got {name!r}"
-                )
-            self._check(info, kind, where)
-            link = bytes(self.read(number)) if kind == "symbolic link" else b""
-            yield Member(path, kind, link, info.file_size, ())
-            info.extra, info.comment = b"", b""
-            info.date_time = _NO_TIME
+        info = self._infos[number]
+        name = self._name(info)
+        where = f"import {self.path}: {show(name)}"
+        kind = self._kind(info, name)
+        path = member_path(name, self._absolute, f"import {self.path}: member {number}")
+        if not path and kind != "folder":
+            raise FormatError(f"import {self.path}: member {number}: expected a name, got {name!r}")
+        self._check(info, kind, where)
+        link = bytes(self.read(number)) if kind == "symbolic link" else b""
+        info.extra, info.comment = b"", b""
+        info.date_time = _NO_TIME
+        return Member(path, kind, link, info.file_size, ())
 
     def read(self, number: int) -> memoryview:
         """Read the bytes of a member into memory of their own; see ``read_into``."""

@@ -29,6 +29,7 @@ from dlfs.errors import (
     TruncatedError,
     UsageError,
 )
+from dlfs.ingest.bad_records import BadRecords
 from dlfs.ingest.isolation.confines import note_location
 
 Samples = Literal["rows", "arrays", "groups"]
@@ -137,6 +138,10 @@ class ArrayFile(Protocol):
     def members_of(self, name: str) -> list[ArrayInfo]:
         """Return the members of an array of a compound type; none for another array."""
         return [array for array in self.members.values() if posixpath.dirname(array.name) == name]
+
+    def leave_out_damaged(self, bad: BadRecords) -> None:
+        """Remove arrays of which only a whole read tells that they are damaged; note them."""
+        del bad
 
     @abstractmethod
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:

@@ -43,6 +43,7 @@ from dlfs.ingest.arrays.file import (
     describe_missing,
     parse_references,
 )
+from dlfs.ingest.bad_records import BadRecords
 from dlfs.ingest.fields import is_pattern
 from dlfs.ingest.source import clean_path, file_state, show
 
@@ -83,13 +84,17 @@ class Plan:
     Args:
         paths: paths of the files.
         options: options of the format.
+        bad: bad records, to which arrays that cannot be read are added; by default they are errors.
 
     Raises:
         UsageError: two files have the same name, or an attribute is malformed.
     """
 
-    def __init__(self, paths: Sequence[str], options: ArrayOptions) -> None:
+    def __init__(
+        self, paths: Sequence[str], options: ArrayOptions, bad: BadRecords | None = None
+    ) -> None:
         self._paths = paths
+        self._bad = bad or BadRecords()
         self._select = [pattern.strip("/") for pattern in options.select]
         self._samples = options.samples
         self._fills = options.missing == "fill"
@@ -134,6 +139,10 @@ class Plan:
         for name, members in units.items():
             group = posixpath.dirname(members[0].name)
             self._units.append(self._unit(index, file, name, group, members))
+
+    def add_lost(self) -> None:
+        """Count a file that cannot be opened, so that the next one has its own number."""
+        self.states.append((0, 0))
 
     def _has_only_members(self, file: ArrayFile, path: str) -> bool:
         """Return True if samples are the rows of compound types, whose members are fields."""
@@ -218,8 +227,9 @@ class Plan:
             else:
                 chosen = not self._is_attribute(file, array)
             if chosen and array.problem:
-                raise FormatError(f"import {path}: {array.name}: {array.problem}")
-            if chosen:
+                error = FormatError(f"import {path}: {array.name}: {array.problem}")
+                self._bad.note(path, array.name, error)
+            elif chosen:
                 yield array
 
     def _wanted(self, file: ArrayFile, path: str) -> Iterator[ArrayInfo]:

@@ -39,6 +39,7 @@ import zipfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import dropwhile, groupby
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -48,12 +49,20 @@ import numpy as np
 from dlfs.base.arguments import Layout
 from dlfs.base.extras import load_package
 from dlfs.base.units import GIB, MIB
-from dlfs.errors import DeviceError, LimitError
+from dlfs.errors import DeviceError, FormatError, LimitError
 from dlfs.fields import FieldType
 from dlfs.fields.arrays import DTYPE_COLUMN, SHAPE_COLUMN, is_element
 from dlfs.fields.types import DIMENSIONS_MAX
 from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, ArrayOptions, Opener, reading
 from dlfs.ingest.arrays.plan import Plan, Unit, row_digits
+from dlfs.ingest.bad_records import (
+    REST,
+    BadRecords,
+    Name,
+    RecordError,
+    current,
+    opening,
+)
 from dlfs.ingest.fields import FieldRecords
 from dlfs.ingest.isolation.confines import allow_memory
 from dlfs.ingest.order import packing_order
@@ -105,11 +114,19 @@ class ArraySource(PassingSource):
         self._paths = list(paths)
         self._opener = opener
         self.name = source_name(self._paths)
-        plan = Plan(self._paths, options)
+        self.bad = current()
+        plan = Plan(self._paths, options, self.bad)
         for index, path in enumerate(self._paths):
-            with reading(path):
-                file = opener(path)
+            try:
+                with reading(path):
+                    file = opener(path)
+            except (FormatError, DeviceError) as error:
+                self.bad.note(path, REST, error)
+                plan.add_lost()
+                continue
             with closing(file):
+                if self.bad.are_allowed:
+                    file.leave_out_damaged(self.bad)
                 plan.add(index, file)
         self._units, self._column_types = plan.finish()
         self._maker = FieldRecords(known=plan.field_types)
@@ -158,12 +175,12 @@ class ArraySource(PassingSource):
     def _windows_of(self, index: int, units: Sequence[Unit]) -> Iterator[SampleBlock]:
         """Yield the windows of units of one file."""
         path = self._paths[index]
-        with reading(path):
+        with reading(path), opening(self.bad.unreported()):
             file = self._opener(path)
         with closing(file):
             for unit in units:
                 reader = _UnitReader(
-                    path, file, unit, self._column_types, self.buffer_bytes, self.passes
+                    path, file, unit, self._column_types, self.buffer_bytes, self.passes, self.bad
                 )
                 reader.check()
                 if unit.fields:
@@ -204,6 +221,7 @@ class _UnitReader:
     _buffer_bytes: int
     _passes: Callable[[int], bool]
     """Returns True if a window of so many samples is to be left out."""
+    _bad: BadRecords
 
     def check(self) -> None:
         """Raise DeviceError if an array has changed since the plan was made."""
@@ -219,18 +237,36 @@ class _UnitReader:
         """Yield the windows of an array."""
         array = self._unit.members[0]
         if not self._unit.rows:
-            yield self._fixed(array, 0, array.count)
+            yield from self._parts(0, 1, lambda *_: self._fixed(array, 0, array.count))
             return
+        make = partial(self._fixed if array.kind == "fixed" else self._ragged, array)
         for first, count in windows(array, self._buffer_bytes):
             if self._passes(count):
                 continue
-            if array.kind == "fixed":
-                yield self._fixed(array, first, count)
-            else:
-                yield self._ragged(array, first, count)
+            yield from self._parts(first, count, make)
+
+    def _parts(
+        self, first: int, count: int, make: Callable[[int, int], SampleBlock]
+    ) -> Iterator[SampleBlock]:
+        """Yield a window of samples, in parts without those that cannot be read.
+
+        Args:
+            first: number of the first sample.
+            count: number of samples.
+            make: function that reads some of them: number of the first, and how many.
+        """
+
+        def name(index: int) -> Name:
+            return self._path, show(self._sample_paths(first + index, 1)[0])
+
+        errors = (*RecordError, DeviceError)
+        return self._bad.each_part(count, lambda at, n: make(first + at, n), name, errors)
 
     def groups(self) -> Iterator[SampleBlock]:
         """Yield a group as an NPZ archive."""
+        yield from self._parts(0, 1, lambda *_: self._group())
+
+    def _group(self) -> SampleBlock:
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as archive:
             for array in self._unit.members:
@@ -238,7 +274,7 @@ class _UnitReader:
                 with archive.open(_entry(array), "w") as entry:
                     entry.write(_npy_header(array))
                     entry.write(values.reshape(-1).view(np.uint8).data)
-        yield self._block(0, np.frombuffer(out.getbuffer(), np.uint8), [out.tell()], {})
+        return self._block(0, np.frombuffer(out.getbuffer(), np.uint8), [out.tell()], {})
 
     def fields(self, maker: FieldRecords) -> Iterator[SampleBlock]:
         """Yield the windows of samples whose fields are rows, or whole arrays."""
@@ -247,21 +283,23 @@ class _UnitReader:
         for first, count in parts:
             if self._passes(count):
                 continue
-            values = {
-                name: self._field_values(array, first, count)
-                for name, array in zip(unit.fields, unit.members, strict=True)
-            }
-            where = f"import {self._path}"
-            records = [
-                maker.make(
-                    path,
-                    {name: found[i] for name, found in values.items()},
-                    f"{where}: {show(path)}",
-                )
-                for i, path in enumerate(self._sample_paths(first, count))
-            ]
-            block = make_block(records, where)
-            yield replace(block, attributes={**block.attributes, **self._columns(first, count)})
+            yield from self._parts(first, count, partial(self._field_block, maker))
+
+    def _field_block(self, maker: FieldRecords, first: int, count: int) -> SampleBlock:
+        """Return a window of samples with fields."""
+        values = {
+            name: self._field_values(array, first, count)
+            for name, array in zip(self._unit.fields, self._unit.members, strict=True)
+        }
+        where = f"import {self._path}"
+        records = [
+            maker.make(
+                path, {name: found[i] for name, found in values.items()}, f"{where}: {show(path)}"
+            )
+            for i, path in enumerate(self._sample_paths(first, count))
+        ]
+        block = make_block(records, where)
+        return replace(block, attributes={**block.attributes, **self._columns(first, count)})
 
     def _field_values(self, array: ArrayInfo, first: int, count: int) -> Sequence[Any]:
         """Return the values of a field: rows of an array, or the whole array as the only one."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from dlfs.base.extras import load_package
 from dlfs.errors import FormatError
+from dlfs.ingest.bad_records import BadRecords
 from dlfs.ingest.formats.tfrecord.records import RecordOptions, RecordSource
 from dlfs.ingest.isolation.confines import allow_memory, note_location
 from dlfs.ingest.records import files_of
@@ -63,8 +64,9 @@ class ArrayRecordSource(RecordSource):
                 self._counts.append(reader.num_records())
         self.sample_count = sum(self._counts) if options.nulls != "skip" else None
 
-    def stream(self, number: int) -> Generator[bytes, None, None]:
+    def stream(self, number: int, bad: BadRecords) -> Generator[tuple[int, bytes], None, None]:
         """Yield the records of one file; see ``RecordSource``."""
+        del bad  # behind a record that is damaged, none can be read
         shard = self.shards[number]
         allow_memory(_COPIES * self._states[number][0])
         with _reader(shard) as reader:
@@ -73,7 +75,7 @@ class ArrayRecordSource(RecordSource):
                 note_location(where)
                 with _errors(where):
                     record = reader.read()
-                yield record
+                yield count, record
         check_unchanged(f"import {shard}", shard, self._states[number])
 
 

@@ -32,9 +32,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.base.units import MIB
-from dlfs.errors import FormatError, UsageError
+from dlfs.errors import DeviceError, FormatError, UsageError
+from dlfs.ingest.bad_records import REST, Name, RecordError
 from dlfs.ingest.fields import FieldRecords, parse_choices
 from dlfs.ingest.records import ShardSource, files_of, shard_prefixes
 from dlfs.ingest.registry import find_format
@@ -157,22 +159,32 @@ class ArrowSource(ShardSource):
         counts: list[int | None] = []
         found: list[FileSchema] = []
         conflicts: dict[str, str] = {}
-        for shard in self._shards:
-            with self._opener(shard.path) as table:
-                conflicts.update(table.conflicts)
-                counts.append(shard.row_count if table.row_count is None else table.row_count)
-                if not any(table.schema.equals(known.schema) for known in found):
-                    found.append(FileSchema(shard.path, table.schema))
+        joins_numbers = False
+        self._lost: set[int] = set()
+        for number, shard in enumerate(self._shards):
+            try:
+                with self._opener(shard.path) as table:
+                    joins_numbers = table.joins_numbers
+                    conflicts.update(table.conflicts)
+                    counts.append(shard.row_count if table.row_count is None else table.row_count)
+                    if not any(table.schema.equals(known.schema) for known in found):
+                        found.append(FileSchema(shard.path, table.schema))
+            except (FormatError, DeviceError) as error:
+                self.bad.note(shard.path, REST, error)
+                self._lost.add(number)
+        if not found:
+            raise FormatError(f"import {self.name}: expected a readable file, got none")
         if None not in counts and options.nulls != "skip":
             self.sample_count = sum(filter(None, counts))
-        joined = join_schemas(found, joins_numbers=table.joins_numbers)
+        joined = join_schemas(found, joins_numbers=joins_numbers)
         joined.conflicts.update(conflicts)
         return joined
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Read one file; see ``ShardSource``."""
+        if number in self._lost:
+            return
         shard, columns = self._shards[number], self._columns
-        where = f"import {shard.path}"
         with self._opener(shard.path) as table:
             count = None if columns.nulls == "skip" else table.row_count  # of its samples
             if count is not None and self.passes(count):
@@ -180,14 +192,41 @@ class ArrowSource(ShardSource):
             passed = 0
             for row, batch in table.batches(columns.names, 0 if count is None else self.to_pass):
                 self.passes(row - passed)
-                for block in columns.blocks(batch, row, shard.prefix, where, self._maker):
-                    yield self._with_constants(block, shard)
+                make = partial(self._blocks, shard, batch, row)
+                name = partial(_row_name, shard.path, row)
+                for blocks in self.bad.each_part(batch.num_rows, make, name):
+                    yield from blocks
                 passed = row + batch.num_rows
         if shard.row_count not in (None, passed):
             raise FormatError(
-                f"{where}: expected {shard.row_count} rows as its dataset_info.json says, got "
-                f"{passed}"
+                f"import {shard.path}: expected {shard.row_count} rows as its dataset_info.json "
+                f"says, got {passed}"
             )
+
+    def _blocks(
+        self, shard: Shard, batch: Any, row: int, first: int, count: int
+    ) -> Iterable[SampleBlock]:
+        """Make blocks of some rows of a batch, at once if bad rows are to be left out.
+
+        Args:
+            shard: the file.
+            batch: a batch of it.
+            row: number of its first row in the file.
+            first: number of the first of the rows in the batch.
+            count: number of the rows.
+        """
+        columns, before = self._columns, dict(self._columns.left_out)
+        part = batch if count == batch.num_rows else batch.slice(first, count)
+        found = columns.blocks(part, row + first, shard.prefix, f"import {shard.path}", self._maker)
+        blocks = (self._with_constants(block, shard) for block in found)
+        if not self.bad.are_allowed:
+            return blocks
+        try:
+            return list(blocks)
+        except RecordError:  # its rows are tried again in parts
+            columns.left_out.clear()
+            columns.left_out.update(before)
+            raise
 
     def _with_constants(self, block: SampleBlock, shard: Shard) -> SampleBlock:
         added: dict[str, npt.NDArray[Any]] = {
@@ -195,6 +234,11 @@ class ArrowSource(ShardSource):
             for name in self._constants
         }
         return dataclasses.replace(block, attributes={**added, **block.attributes})
+
+
+def _row_name(path: str, row: int, index: int) -> Name:
+    """Return the file and the name of a row, by its number from ``row`` on."""
+    return path, f"row {row + index}"
 
 
 # ---- files ---------------------------------------------------------------------------------------

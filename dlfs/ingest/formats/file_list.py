@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from dlfs.errors import FormatError, UsageError
+from dlfs.ingest.bad_records import BadRecords, RecordError, current
 from dlfs.ingest.files import FilesSource
 from dlfs.ingest.registry import STDIN
 from dlfs.ingest.source import (
@@ -76,7 +77,7 @@ class ListSource(FilesSource):
     """
 
     def __init__(self, path: str, options: ListOptions) -> None:
-        self._paths, self._columns = _read_list(path, options)
+        self._paths, self._columns = _read_list(path, options, current())
         root = options.root if options.root is not None else str(Path(path).parent)
         super().__init__(source_name([path]), root, follow_links=options.links == "follow")
 
@@ -86,11 +87,13 @@ class ListSource(FilesSource):
         return self._columns
 
 
-def _read_list(path: str, options: ListOptions) -> tuple[list[bytes], dict[str, Array]]:
+def _read_list(
+    path: str, options: ListOptions, bad: BadRecords
+) -> tuple[list[bytes], dict[str, Array]]:
     """Read the paths of a list, and its attributes by name."""
     delimiter = DELIMITERS.get(Path(path).suffix.lower())
     if delimiter is not None:
-        return _read_columns(path, delimiter, options)
+        return _read_columns(path, delimiter, options, bad)
     if options.path or options.attributes:
         raise UsageError(f"import {path}: expected columns in a .csv or .tsv file")
     with (
@@ -98,7 +101,7 @@ def _read_list(path: str, options: ListOptions) -> tuple[list[bytes], dict[str, 
         closing(StandardInput()) if path == STDIN else open(path, "rb") as file,
     ):
         raw = file.read()
-    return _paths(_lines(raw), source_name([path])), {}
+    return [*_paths(_lines(raw), source_name([path]), bad)], {}
 
 
 def _lines(raw: bytes) -> Iterator[tuple[int, str]]:
@@ -112,10 +115,10 @@ def _lines(raw: bytes) -> Iterator[tuple[int, str]]:
 
 
 def _read_columns(
-    path: str, delimiter: str, options: ListOptions
+    path: str, delimiter: str, options: ListOptions, bad: BadRecords
 ) -> tuple[list[bytes], dict[str, Array]]:
     where = f"import {path}"
-    columns, lines = read_csv(path, delimiter, where=where)
+    columns, lines = read_csv(path, delimiter, where=where, bad=bad)
     names = list(columns)
     if not names:
         raise FormatError(f"{where}: line 1: expected names of columns, got none")
@@ -127,11 +130,36 @@ def _read_columns(
         if name not in names:
             raise UsageError(f"{where}: expected column {name}, got {', '.join(names)}")
     check_attribute_names(wanted, where)
-    paths = _paths(zip(lines, columns[column], strict=True), path)
+    if bad.are_allowed:
+        chosen = [columns[name] for name in wanted]
+        lines, columns = _text_rows(lines, columns, chosen, path, bad)
+    found = _paths(zip(lines, columns[column], strict=True), path, bad)
+    paths, rows = [*found], [*found.values()]
     if options.path is None and column not in PATH_COLUMNS:
         _check_first_column(paths, column, options.root or str(Path(path).parent), where)
     return paths, {
-        name: typed_column(columns[name], where=f"{where}: column {name}") for name in wanted
+        name: typed_column([columns[name][row] for row in rows], where=f"{where}: column {name}")
+        for name in wanted
+    }
+
+
+def _text_rows(
+    lines: list[int],
+    columns: dict[str, list[str]],
+    chosen: Sequence[list[str]],
+    path: str,
+    bad: BadRecords,
+) -> tuple[list[int], dict[str, list[str]]]:
+    """Return the lines and columns without the rows whose attributes are not UTF-8."""
+    rows = []
+    for row, line in enumerate(lines):
+        try:
+            "".join(values[row] for values in chosen).encode()
+            rows.append(row)
+        except UnicodeEncodeError as error:
+            bad.note(path, f"line {line}", FormatError(f"expected text in UTF-8: {error}"))
+    return [lines[row] for row in rows], {
+        name: [values[row] for row in rows] for name, values in columns.items()
     }
 
 
@@ -147,16 +175,23 @@ def _check_first_column(paths: list[bytes], column: str, root: str, where: str) 
         )
 
 
-def _paths(lines: Iterable[tuple[int, str]], where: str) -> list[bytes]:
+def _paths(lines: Iterable[tuple[int, str]], where: str, bad: BadRecords) -> dict[bytes, int]:
+    """Return the paths in some lines, with their positions among the lines."""
     known: dict[bytes, int] = {}
-    for number, text in lines:
+    found: dict[bytes, int] = {}
+    for row, (number, text) in enumerate(lines):
         here = f"import {where}: line {number}"
-        path = clean_path(os.fsencode(text), here)
-        if not path:
-            raise FormatError(f"{here}: expected a path, got {text!r}")
-        if path in known:
-            raise FormatError(
-                f"{here}: expected each path once, got {show(path)} in line {known[path]} too"
-            )
+        try:
+            path = clean_path(os.fsencode(text), here)
+            if not path:
+                raise FormatError(f"{here}: expected a path, got {text!r}")
+            if path in known:
+                raise FormatError(
+                    f"{here}: expected each path once, got {show(path)} in line {known[path]} too"
+                )
+        except RecordError as error:
+            bad.note(where, f"line {number}", error)
+            continue
         known[path] = number
-    return list(known)
+        found[path] = row
+    return found

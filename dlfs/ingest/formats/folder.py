@@ -23,6 +23,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -32,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs._native.handle import Descriptor
-from dlfs.errors import DeviceError, DlfsError, FormatError, UsageError
+from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, UsageError
 from dlfs.format.constants import PATH_BYTES_MAX
 from dlfs.ingest.files import FilesSource, join_shown
 from dlfs.ingest.source import (
@@ -125,12 +126,18 @@ class FolderSource(FilesSource):
                 continue
             _, path, status = entry
             if status is not None and stat.S_ISDIR(status.st_mode):
-                stack.append(self._enter(path, self._descend(path, status, frame.above)))
+                with self._leaving_out(path):
+                    stack.append(self._enter(path, self._descend(path, status, frame.above)))
             elif status is None or stat.S_ISREG(status.st_mode):
                 self._add(path)
             else:
                 self.skipped["special file"] += 1
         return empty
+
+    def _leaving_out(self, path: bytes) -> AbstractContextManager[None]:
+        """Note a file, or a folder with all in it, if an error occurs; see ``BadRecords``."""
+        errors = (DeviceError, FormatError, LimitError, UsageError)
+        return self.bad.leave_out(self._folder, os.fsdecode(path), errors)
 
     def _enter(self, path: bytes, above: frozenset[tuple[int, int]]) -> _Frame:
         """List a directory in the order of the full paths under it: folders sort as ``name/``."""
@@ -161,7 +168,8 @@ class FolderSource(FilesSource):
                 elif not item.is_symlink() or keep_link(
                     self._links, f"import {self._where(full)}", self.skipped
                 ):
-                    found.append(self._entry(full, item))
+                    with self._leaving_out(full):
+                        found.append(self._entry(full, item))
         return found
 
     def _is_wanted(self, _name: str) -> bool:
@@ -195,9 +203,10 @@ class FolderSource(FilesSource):
         return above | {identity}
 
     def _add(self, path: bytes) -> None:
-        if len(path) > PATH_BYTES_MAX:  # the kernel enforces the other rules
-            check_path(self._sample_path(path), f"import {show(os.fsencode(self.name))}")
-        self._table.add(path)
+        with self._leaving_out(path):
+            if len(path) > PATH_BYTES_MAX:  # the kernel enforces the other rules
+                check_path(self._sample_path(path), f"import {show(os.fsencode(self.name))}")
+            self._table.add(path)
 
     def _where(self, path: bytes) -> str:
         return join_shown(self._folder, path)
@@ -298,16 +307,20 @@ class FoldersSource(FolderSource):
         for root, end in zip(self._roots, ends, strict=True):
             if counts[root.name] == 1:
                 continue
-            paths = [self._path(root, index) for index in range(root.first, end)]
-            taken = [root.name, *paths] if root.is_folder and paths else paths
+            paths = {self._path(root, index): index for index in range(root.first, end)}
+            taken = [root.name, *paths] if root.is_folder and paths else [*paths]
             for path in taken:
                 other = known.get(path)
-                if other is not None:
-                    raise FormatError(
-                        f"import: expected each path once, got {show(path)} in {other.given} and "
-                        f"in {root.given}"
-                    )
-            known.update(dict.fromkeys(paths, root))
+                if other is None:
+                    continue
+                error = FormatError(
+                    f"import: expected each path once, got {show(path)} in {other.given} and "
+                    f"in {root.given}"
+                )
+                for index in [paths[path]] if path in paths else paths.values():
+                    self._leave_out(index, error)
+            new = [path for path, index in paths.items() if index not in self._left_out]
+            known.update(dict.fromkeys(new, root))
 
 
 # ---- class folders -------------------------------------------------------------------------------
@@ -343,11 +356,11 @@ class ImageFolderSource(FolderSource):
             path = self._table.path(index)
             folder, slash, _ = path.partition(b"/")
             if not slash:
-                raise UsageError(
-                    f"import {join_shown(self.name, path)}: expected files in class folders only"
-                )
-            names.append(os.fsdecode(folder))
-        numbers = {name: number for number, name in enumerate(sorted(set(names)))}
+                where = f"import {join_shown(self.name, path)}"
+                error = UsageError(f"{where}: expected files in class folders only")
+                self._leave_out(index, error)
+            names.append(os.fsdecode(folder) if slash else "")
+        numbers = {name: number for number, name in enumerate(sorted(set(names) - {""}))} | {"": 0}
         texts = {name: os.fsencode(name).decode("utf-8", "backslashreplace") for name in numbers}
         classes = np.array([texts[name] for name in names], object)
         labels = np.array([numbers[name] for name in names], np.int64)

@@ -46,9 +46,16 @@ from typing import Annotated
 from dlfs._native.handle import Descriptor
 from dlfs.base.closing import closed_on_error
 from dlfs.base.wording import quote
-from dlfs.errors import DeviceError, FormatError, TruncatedError, UsageError, VersionError
+from dlfs.errors import (
+    DeviceError,
+    FormatError,
+    TruncatedError,
+    UsageError,
+    VersionError,
+)
 from dlfs.format.paths import path_problem
-from dlfs.ingest.records import Record, Records, ShardSource, gather
+from dlfs.ingest.bad_records import RecordError
+from dlfs.ingest.records import Record, Records, ShardSource
 from dlfs.ingest.source import (
     SampleBlock,
     check_path,
@@ -126,8 +133,7 @@ class LmdbSource(ShardSource):
 
     def read_shard(self, _number: int) -> Iterator[SampleBlock]:
         """Read the database; see ``ShardSource``."""
-        found = self._records()
-        yield from gather(found, where=self._where, buffer_bytes=self.buffer_bytes)
+        yield from self.gather(0, self._records())
         check_unchanged(self._where, self._pages.file.value, self._state)
 
     def _records(self) -> Records:
@@ -140,9 +146,15 @@ class LmdbSource(ShardSource):
                 self.skipped["key that select leaves out"] += 1
                 continue
             path = key_path(key)
-            check_path(path, f"{self._where}: key {show(key)!r}")
-            if not self.passes():
-                yield Record(path, read())
+            try:
+                check_path(path, f"{self._where}: key {show(key)!r}")
+                if self.passes():
+                    continue
+                value = read()
+            except RecordError as error:
+                self.bad.note(self.shards[0], f"key {quote(key)}", error)
+                continue
+            yield Record(path, value)
         self.skipped.update(left_out_names("database", named))
 
     def _check_named(self) -> None:

@@ -33,6 +33,7 @@ import io
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -56,6 +57,7 @@ from dlfs.errors import (
 )
 from dlfs.fields import FieldType
 from dlfs.ingest.archives.archive import Compression, decompressed
+from dlfs.ingest.bad_records import Name, RecordError
 from dlfs.ingest.fields import (
     Choices,
     ColumnOptions,
@@ -65,11 +67,11 @@ from dlfs.ingest.fields import (
     parse_choices,
 )
 from dlfs.ingest.records import (
+    Record,
     Records,
     ShardSource,
     Value,
     attribute_array,
-    gather,
     number_path,
     shard_prefixes,
     text_path,
@@ -225,12 +227,17 @@ class MdsSource(ShardSource):
         data = self._load(shard, where)
         ends = _sample_ends(shard, data, where)
         if self._column is None:
-            records = self._records(number, data, ends)
-            yield from gather(records, where=where, buffer_bytes=self.buffer_bytes)
+            yield from self.gather(number, self._records(number, data, ends))
             return
-        for first in range(0, shard.samples, BLOCK_SAMPLES_MAX):
-            last = min(first + BLOCK_SAMPLES_MAX, shard.samples)
-            yield self._block(number, self._column, data, ends[first : last + 1], first)
+        for begin in range(0, shard.samples, BLOCK_SAMPLES_MAX):
+            end = min(begin + BLOCK_SAMPLES_MAX, shard.samples)
+            make = partial(self._block, number, self._column, data, ends[begin : end + 1], begin)
+            name = partial(self._name, number, begin)
+            yield from self.bad.each_part(end - begin, make, name)
+
+    def _name(self, number: int, begin: int, index: int) -> Name:
+        """Return the file and the name of a sample, by its number from ``begin`` on."""
+        return self.shards[number], f"sample {begin + index}"
 
     def _samples(
         self, number: int, data: bytes, ends: Int64Array, first: int = 0
@@ -254,9 +261,27 @@ class MdsSource(ShardSource):
             yield where, known, spans
 
     def _block(
-        self, number: int, column: str, data: bytes, ends: Int64Array, first: int
+        self,
+        number: int,
+        column: str,
+        data: bytes,
+        ends: Int64Array,
+        begin: int,
+        first: int,
+        count: int,
     ) -> SampleBlock:
-        """Make a block of the samples from ``first`` on; see ``_samples``."""
+        """Make a block of some samples.
+
+        Args:
+            number: number of the shard.
+            column: the column of the samples.
+            data: the shard.
+            ends: as for ``_samples``, from the sample ``begin`` on.
+            begin: number of a sample.
+            first: number of the first sample of the block, counted from ``begin``.
+            count: number of samples in the block.
+        """
+        ends, first = ends[first : first + count + 1], begin + first
         kinds, where = self._index[number].kinds, f"import {self.shards[number]}: sample"
         rows: dict[str, list[Value]] = {name: [] for name in self._attributes}
         found: list[tuple[int, int]] = []
@@ -275,17 +300,25 @@ class MdsSource(ShardSource):
 
     def _records(self, number: int, data: bytes, ends: Int64Array) -> Records:
         """Yield the samples with fields of a shard."""
+        for i in range(len(ends) - 1):
+            try:
+                record = self._record(number, data, ends[i : i + 2], i)
+            except RecordError as error:
+                self.bad.note(*self._name(number, i, 0), error)
+            else:
+                yield record
+
+    def _record(self, number: int, data: bytes, ends: Int64Array, index: int) -> Record:
+        """Return a sample with fields; see ``_samples``."""
         kinds = self._index[number].kinds
-        for where, path, spans in self._samples(number, data, ends):
-            columns = {name: (kinds[name], data[slice(*spans[name])]) for name in kinds}
-            attributes = {
-                name: column_value(*columns[name], name, where) for name in self._attributes
-            }
-            values = {
-                name: field_value(*columns[name], name, kind, where)
-                for name, kind in self._fields.items()
-            }
-            yield self._maker.make(path, values, where, attributes)
+        where, path, spans = next(self._samples(number, data, ends, index))
+        columns = {name: (kinds[name], data[slice(*spans[name])]) for name in kinds}
+        attributes = {name: column_value(*columns[name], name, where) for name in self._attributes}
+        values = {
+            name: field_value(*columns[name], name, kind, where)
+            for name, kind in self._fields.items()
+        }
+        return self._maker.make(path, values, where, attributes)
 
     def _load(self, shard: _Shard, where: str) -> bytes:
         """Read, check and decompress a shard."""

@@ -25,8 +25,9 @@ import numpy.typing as npt
 
 from dlfs.base.closing import closed_on_error
 from dlfs.errors import FormatError, TruncatedError
-from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Kind
+from dlfs.ingest.arrays.file import ArrayFile, ArrayInfo, Kind, reading
 from dlfs.ingest.arrays.rows import FileOptions
+from dlfs.ingest.bad_records import BadRecords, current
 from dlfs.ingest.fields import read_npy_header
 
 _READ_BYTES = 1 << 20
@@ -80,13 +81,28 @@ class NpzFile(ArrayFile):
         self._streams: dict[str, _Member] = {}
         self.arrays: dict[str, ArrayInfo] = {}
         skipped = 0
+        bad = current()
         with closed_on_error(self):
             for member in self._archive.infolist():
-                if member.filename.endswith(".npy"):
-                    self._add(member, member.filename.removesuffix(".npy"))
-                else:
+                if not member.filename.endswith(".npy"):
                     skipped += 1
+                    continue
+                name = member.filename.removesuffix(".npy")
+                with bad.leave_out(path, name), reading(path):
+                    self._add(member, name)
         self.skipped: Mapping[str, int] = {"member that is no array": skipped} if skipped else {}
+
+    def leave_out_damaged(self, bad: BadRecords) -> None:
+        """Remove members whose CRC is wrong: only the end of a member shows it."""
+        for name in list(self.arrays):
+            with bad.leave_out(self._path, name), reading(f"{self._path}: {name}"):
+                try:
+                    with self._archive.open(self._members[name]) as file:
+                        while file.read(_READ_BYTES):
+                            pass
+                except Exception:
+                    del self.arrays[name]
+                    raise
 
     def read(self, array: ArrayInfo, first: int, out: npt.NDArray[Any]) -> None:
         """Read rows; see ``ArrayFile``."""
@@ -113,13 +129,13 @@ class NpzFile(ArrayFile):
         self._members[name] = member
         with self._archive.open(member) as file:
             npy = _Npy(file)
-            self.arrays[name] = npy.describe(name)
+            array = npy.describe(name)
             data_bytes = member.file_size - npy.start
-        size = self.arrays[name].size_bytes
-        if npy.has_bytes and data_bytes != size:
+        if npy.has_bytes and data_bytes != array.size_bytes:
             raise FormatError(
-                f"import {self._path}: {name}: expected {size} bytes, got {data_bytes}"
+                f"import {self._path}: {name}: expected {array.size_bytes} bytes, got {data_bytes}"
             )
+        self.arrays[name] = array
 
 
 class NpzOptions(FileOptions):

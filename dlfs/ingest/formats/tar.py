@@ -24,7 +24,7 @@ from typing import Annotated
 
 import numpy as np
 
-from dlfs.errors import UsageError
+from dlfs.errors import DeviceError, DlfsError, LimitError, TruncatedError, UsageError
 from dlfs.ingest.archives.archive import (
     Absolute,
     AbsoluteOption,
@@ -36,6 +36,7 @@ from dlfs.ingest.archives.archive import (
 )
 from dlfs.ingest.archives.names import MemberNames
 from dlfs.ingest.archives.ranges import RangeReader
+from dlfs.ingest.bad_records import BadRecords
 from dlfs.ingest.records import Record, Records, ShardSource, gather
 from dlfs.ingest.registry import STDIN
 from dlfs.ingest.source import (
@@ -84,10 +85,19 @@ class ArchiveShards(ShardSource):
         self.compressions = {check_archive(path) for path in archives if path != STDIN}
         self.stdin = open_standard_input(archives)
 
-    def open_shard(self, number: int) -> Archive:
-        """Open an archive."""
+    def open_shard(self, number: int, bad: BadRecords | None = None) -> Archive:
+        """Open an archive; by default its bad members are those of this source."""
         path = self.shards[number]
-        return Archive(path, self.stdin if path == STDIN else None, absolute=self._absolute)
+        stdin = self.stdin if path == STDIN else None
+        return Archive(path, stdin, absolute=self._absolute, bad=bad or self.bad)
+
+    def sound_until(self, number: int) -> tuple[type[DlfsError], ...]:
+        """Return the errors of an archive; see ``ShardSource``.
+
+        Where a compressed stream is damaged, its checksum may be that of members before.
+        """
+        is_plain = compression_of(self.shards[number]) == "none"
+        return super().sound_until(number) if is_plain else (TruncatedError, DeviceError)
 
     def cancel(self) -> None:
         """End a wait for standard input; see ``ShardSource``."""
@@ -123,7 +133,7 @@ class TarSource(ArchiveShards):
             prefix_shards=options.prefix_shards,
             absolute=options.absolute,
         )
-        self._names = MemberNames(self.shards, options.links)
+        self._names = MemberNames(self.shards, options.links, self.bad)
         self.skipped = self._names.skipped
         self._files: list[bytes] = []
         if self.stdin is None and self.compressions == {"none"}:
@@ -135,23 +145,28 @@ class TarSource(ArchiveShards):
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Stream the members of one archive; see ``ShardSource``."""
-        return self._gather(self._stream(number))
+        return self.gather(number, self._stream(number))
 
     def read_last(self) -> Iterator[SampleBlock]:
         """Stream what links stand for; see ``ShardSource``."""
-        return self._gather(self._stream_links())
-
-    def _gather(self, records: Records) -> Iterator[SampleBlock]:
-        return gather(records, where="import", buffer_bytes=self.buffer_bytes)
+        return gather(self._stream_links(), where="import", buffer_bytes=self.buffer_bytes)
 
     def _stream(self, number: int) -> Records:
         with self.open_shard(number) as archive:
             for member in archive.members():
                 path = self._names.add(member, number, self.prefixes[number])
-                if path is not None:
+                if path is None:
+                    continue
+                if self.passes():
                     self._files.append(path)
-                    if not self.passes():
-                        yield Record(path, archive.read(member))
+                    continue
+                try:
+                    data = archive.read(member)
+                except LimitError as error:
+                    self.bad.note(archive.path, os.fsdecode(path), error)
+                    continue
+                self._files.append(path)
+                yield Record(path, data)
 
     def _stream_links(self) -> Records:
         """Stream what links stand for, in a second pass over the archives that have it."""
@@ -159,13 +174,20 @@ class TarSource(ArchiveShards):
         for alias, target in self._names.aliases(self._files):
             wanted.setdefault(target, []).append(alias)
         for shard in sorted({self._names.shard_of[target] for target in wanted}):
-            with self.open_shard(shard) as archive:
-                for member in archive.members():
-                    aliases = wanted.get(self.prefixes[shard] + member.path, [])
-                    if aliases and member.kind == "file":
-                        data = archive.read(member)
-                        yield from (Record(alias, data) for alias in aliases)
+            yield from self.salvage(shard, self._stream_wanted(shard, wanted))
+        for target, aliases in wanted.items():
+            for alias in aliases:
+                self._names.note_without_file(alias, target)
         self.empty_directories = self._names.empty_folders(iter(self._names.shard_of))
+
+    def _stream_wanted(self, shard: int, wanted: dict[bytes, list[bytes]]) -> Records:
+        """Stream the members of an archive that links stand for, once for each of these."""
+        with self.open_shard(shard, self.bad.unreported()) as archive:
+            for member in archive.members():
+                aliases = wanted.pop(self.prefixes[shard] + member.path, [])
+                if aliases and member.kind == "file":
+                    data = archive.read(member)
+                    yield from (Record(alias, data) for alias in aliases)
 
     # ---- plain archives --------------------------------------------------------------------------
 
@@ -177,12 +199,18 @@ class TarSource(ArchiveShards):
         for shard, prefix in enumerate(self.prefixes):
             with self.open_shard(shard) as archive:
                 index.states.append(archive.state)
-                for member in archive.members():
+                size_bytes, _ = archive.state
+                for member in self.salvage(shard, archive.members()):
+                    if any(part.end_bytes > size_bytes for part in member.segments):
+                        continue  # the archive ends in it, which the next header will say
                     name = self._names.add(member, shard, prefix)
                     if name is not None:
                         found[name] = self._place(shard, member)
         for alias, target in list(self._names.aliases(list(found))):
-            found[alias] = found[target]
+            if target in found:
+                found[alias] = found[target]
+            else:
+                self._names.note_without_file(alias, target)
         self._files = sorted(found)
         places = [found.pop(path) for path in self._files]
         self._places = np.array([place[0] for place in places], np.int64)

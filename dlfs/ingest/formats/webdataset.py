@@ -43,6 +43,7 @@ import numpy as np
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields import FieldType
 from dlfs.ingest.archives.archive import AbsoluteOption
+from dlfs.ingest.bad_records import RecordError
 from dlfs.ingest.fields import (
     HINT,
     AbsentError,
@@ -54,7 +55,7 @@ from dlfs.ingest.fields import (
     read_npy,
 )
 from dlfs.ingest.formats.tar import ArchiveShards
-from dlfs.ingest.records import Record, Records, Value, files_of, gather
+from dlfs.ingest.records import Record, Records, Value, files_of
 from dlfs.ingest.source import SampleBlock, check_attribute_names, show
 
 _NUMBERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
@@ -104,10 +105,15 @@ class WebDatasetOptions:
 
 @dataclass(slots=True)
 class _Group:
-    """The members of one key: their paths and bytes, by extension."""
+    """The members of one key: their paths and bytes, by extension.
+
+    Attributes:
+        twice: extension and path of a member whose extension another one has; None without.
+    """
 
     key: bytes
     members: dict[str, tuple[bytes, memoryview]]
+    twice: tuple[str, bytes] | None = None
 
 
 class WebDatasetSource(ArchiveShards):
@@ -146,35 +152,47 @@ class WebDatasetSource(ArchiveShards):
             DlfsError: the archive is damaged, ends early, or cannot be read; a key lacks an
                 attribute.
         """
-        where = f"import {self.shards[number]}"
-        yield from gather(self._records(number), where=where, buffer_bytes=self.buffer_bytes)
+        yield from self.gather(number, self._records(number))
 
     def _records(self, number: int) -> Records:
         shard = self.shards[number]
-        prefix = self.prefixes[number]
         with closing(self._groups(number)) as groups:
             for group in groups:
-                where = f"import {shard}: key {show(group.key)}"
                 try:
-                    values = {
-                        name: self._value(group, name, where) for name in self._options.attributes
-                    }
-                    if self._maker.fields:
-                        yield self._join(group, prefix, values, where)
-                        continue
-                except AbsentError as error:
-                    if self._options.nulls != "skip":
-                        hint = HINT if self._options.nulls == "error" else _NO_TYPE
-                        raise FormatError(f"{error}; {hint}") from error
-                    self.skipped["key that lacks a member"] += 1
-                    continue
-                for extension, (path, data) in group.members.items():
-                    if extension in self._used:
-                        continue
-                    if self._column not in (None, extension):
-                        self.skipped[f"member of extension {extension!r}"] += 1
-                        continue
-                    yield Record(prefix + path, data, values)
+                    records = self._samples(group, self.prefixes[number], f"import {shard}")
+                except RecordError as error:
+                    self.bad.note(shard, f"key {show(group.key)}", error)
+                else:
+                    yield from records
+
+    def _samples(self, group: _Group, prefix: bytes, where: str) -> list[Record]:
+        """Return the samples of a key; none if it lacks a member and is left out."""
+        where = f"{where}: key {show(group.key)}"
+        if group.twice is not None:
+            extension, path = group.twice
+            raise FormatError(
+                f"{where}: expected one member of extension {extension!r}, got {show(path)} too; "
+                f"{_RULE}"
+            )
+        try:
+            values = {name: self._value(group, name, where) for name in self._options.attributes}
+            if self._maker.fields:
+                return [self._join(group, prefix, values, where)]
+        except AbsentError as error:
+            if self._options.nulls != "skip":
+                hint = HINT if self._options.nulls == "error" else _NO_TYPE
+                raise FormatError(f"{error}; {hint}") from error
+            self.skipped["key that lacks a member"] += 1
+            return []
+        found: list[Record] = []
+        for extension, (path, data) in group.members.items():
+            if extension in self._used:
+                continue
+            if self._column not in (None, extension):
+                self.skipped[f"member of extension {extension!r}"] += 1
+                continue
+            found.append(Record(prefix + path, data, values))
+        return found
 
     def _value(self, group: _Group, name: str, where: str) -> Value:
         """Return the value of an attribute, or its default if the key lacks it."""
@@ -252,11 +270,9 @@ class WebDatasetSource(ArchiveShards):
                     group = None
                 group = group or _Group(key, {})
                 if extension in group.members:
-                    raise FormatError(
-                        f"import {archive.path}: key {show(key)}: expected one member of extension "
-                        f"{extension!r}, got {show(member.path)} too; {_RULE}"
-                    )
-                group.members[extension] = member.path, archive.read(member)
+                    group.twice = extension, member.path
+                else:
+                    group.members[extension] = member.path, archive.read(member)
         if group is not None:
             yield group
 

@@ -15,6 +15,7 @@ Memory: 1 KB for each member, and the blocks. One archive is open at a time.
 from __future__ import annotations
 
 import codecs
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,12 @@ from typing import Annotated, Literal
 import numpy as np
 
 from dlfs.base.closing import closed_on_error
-from dlfs.errors import UsageError
+from dlfs.errors import DeviceError, FormatError, UsageError
 from dlfs.ingest.archives.archive import AbsoluteOption
 from dlfs.ingest.archives.names import MemberNames
 from dlfs.ingest.archives.ranges import RangeReader
 from dlfs.ingest.archives.zip_archive import ZipArchive
+from dlfs.ingest.bad_records import REST, RecordError
 from dlfs.ingest.records import ShardSource, shard_prefixes
 from dlfs.ingest.source import (
     Bytes,
@@ -35,6 +37,7 @@ from dlfs.ingest.source import (
     LinkPolicy,
     SampleBlock,
     Uint64Array,
+    choose_samples,
 )
 
 _MACOS = b"__MACOSX"
@@ -82,9 +85,9 @@ class ZipSource(ShardSource):
     def __init__(self, archives: Sequence[str], options: ZipOptions | None = None) -> None:
         super().__init__(archives, noun="a ZIP archive")
         self._options = options = options or ZipOptions()
-        names = MemberNames(self.shards, options.links)
+        names = MemberNames(self.shards, options.links, self.bad)
         self.skipped = names.skipped
-        self._archives: list[ZipArchive] = []
+        self._archives: dict[int, ZipArchive] = {}
         with closed_on_error(self):
             self.index = self._find_members(names)
         self.sample_count = len(self._files)
@@ -94,17 +97,24 @@ class ZipSource(ShardSource):
 
     def close(self) -> None:
         """Close the archives; see ``Source.close``."""
-        for archive in self._archives:
+        for archive in self._archives.values():
             archive.close()
 
     def _find_members(self, names: MemberNames) -> RangeReader:
         """Find the archive, and the number in it, of each member in path order."""
-        index = RangeReader(self.shards)
         found: dict[bytes, tuple[int, int, int]] = {}
         for shard, prefix in enumerate(self._prefixes()):
-            archive = self._open(self.shards[shard])
-            index.states.append(archive.state)
-            for number, member in enumerate(archive.members()):
+            try:
+                archive = self._archives[shard] = self._open(self.shards[shard])
+            except (FormatError, DeviceError) as error:
+                self.bad.note(self.shards[shard], REST, error)
+                continue
+            for number in range(len(archive)):
+                try:
+                    member = archive.member(number)
+                except RecordError as error:
+                    self.bad.note(archive.path, f"member {number}", error)
+                    continue
                 if self._options.macos == "skip" and member.path.split(b"/")[0] == _MACOS:
                     names.skipped["file or folder in __MACOSX"] += 1
                     continue
@@ -114,6 +124,8 @@ class ZipSource(ShardSource):
             archive.release()
         for alias, target in list(names.aliases(list(found))):
             found[alias] = found[target]
+        index = RangeReader([archive.path for archive in self._archives.values()])
+        index.states += [archive.state for archive in self._archives.values()]
         self._files = sorted(found)
         places = [found.pop(path) for path in self._files]
         self._shards, self._numbers, sizes = np.array(places, np.int64).reshape(-1, 3).T.copy()
@@ -123,9 +135,7 @@ class ZipSource(ShardSource):
     def _open(self, path: str) -> ZipArchive:
         if Path(path).is_dir():
             raise UsageError(f"import {path}: expected a ZIP archive, got a folder")
-        archive = ZipArchive(path, encoding=self._options.encoding, absolute=self._options.absolute)
-        self._archives.append(archive)
-        return archive
+        return ZipArchive(path, encoding=self._options.encoding, absolute=self._options.absolute)
 
     def _prefixes(self) -> list[bytes]:
         if not self._options.prefix_shards:
@@ -139,17 +149,23 @@ class ZipSource(ShardSource):
         shards, numbers = self._shards[indices].tolist(), self._numbers[indices].tolist()
         wanted = zip(shards, numbers, offsets.tolist(), lengths.tolist(), strict=True)
         places = sorted(
-            (shard, self._archives[shard].position(number), number, at, size)
-            for shard, number, at, size in wanted
+            (shard, self._archives[shard].position(number), number, at, size, place)
+            for place, (shard, number, at, size) in enumerate(wanted)
         )
         memory = buffer.data
+        paths = [self._files[i] for i in indices.tolist()]
+        are_read = [True] * len(paths)
         last: ZipArchive | None = None
-        for shard, _, number, at, size in places:
+        for shard, _, number, at, size, place in places:
             archive = self._archives[shard]
             if last is not None and archive is not last:
                 last.release()
-            archive.read_into(number, memory[at : at + size])
+            try:
+                archive.read_into(number, memory[at : at + size])
+            except FormatError as error:
+                self.bad.note(archive.path, os.fsdecode(paths[place]), error)
+                are_read[place] = False
             last = archive
         if last is not None:
             last.release()
-        return SampleBlock([self._files[i] for i in indices.tolist()], buffer, offsets, lengths)
+        return choose_samples(SampleBlock(paths, buffer, offsets, lengths), are_read)

@@ -8,11 +8,13 @@ Texts are bytes, because names of files may be no UTF-8.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from dlfs.errors import DeviceError, DlfsError, FormatError, restore_error
+from dlfs.format.bad_records import BadRecord
+from dlfs.ingest.bad_records import BadRecords
 from dlfs.ingest.source import SampleBlock, Source
 
 
@@ -43,6 +45,34 @@ class Array(msgspec.Struct, frozen=True):
         return np.frombuffer(self.data, np.dtype(self.dtype)).reshape(self.shape).copy()
 
 
+class NewBad(msgspec.Struct, frozen=True):
+    """Bad records that were noted since the message before."""
+
+    reasons: dict[bytes, Annotated[int, msgspec.Meta(ge=0)]]
+    records: list[tuple[bytes, bytes, bytes]]
+
+    @classmethod
+    def of(cls, bad: BadRecords) -> NewBad:
+        """Return the message of the bad records that none has yet."""
+        reasons, records = bad.take_new()
+        return cls(
+            {to_bytes(kind): count for kind, count in reasons.items()},
+            [(to_bytes(one.source), to_bytes(one.record), to_bytes(one.reason)) for one in records],
+        )
+
+    def add_to(self, bad: BadRecords) -> None:
+        """Add the bad records to those of the import.
+
+        Raises:
+            TooManyBadError: there are more than allowed.
+        """
+        records = [
+            BadRecord(to_text(source), to_text(record), to_text(reason))
+            for source, record, reason in self.records
+        ]
+        bad.add({to_text(kind): count for kind, count in self.reasons.items()}, records)
+
+
 class Facts(msgspec.Struct, frozen=True, tag=True):
     """Attributes of a source: when it was opened, and when all of it was read."""
 
@@ -54,6 +84,7 @@ class Facts(msgspec.Struct, frozen=True, tag=True):
     left_out: int
     empty_directories: list[bytes]
     buffer_bytes: int
+    new_bad: NewBad
 
     @classmethod
     def of(cls, source: Source) -> Facts:
@@ -68,12 +99,14 @@ class Facts(msgspec.Struct, frozen=True, tag=True):
             int(source.left_out),
             list(source.empty_directories),
             int(source.buffer_bytes),
+            NewBad.of(source.bad),
         )
 
     def take(self, source: Source) -> None:
         """Give a source these attributes."""
-        for name in self.__struct_fields__:
+        for name in set(self.__struct_fields__) - {"new_bad"}:
             setattr(source, name, getattr(self, name))
+        self.new_bad.add_to(source.bad)
         source.name = to_text(self.name)
         source.skipped = {to_text(reason): number for reason, number in self.skipped.items()}
 
@@ -87,6 +120,7 @@ class Block(msgspec.Struct, frozen=True, tag=True):
     offsets: Array
     lengths: Array
     attributes: dict[bytes, Array]
+    new_bad: NewBad
 
     def columns(self) -> dict[str, Any]:
         """Return the array of each attribute."""
@@ -144,7 +178,9 @@ def decode(data: bytes) -> Message:
     return _decoder.decode(data)
 
 
-def block_message(number: int, size_bytes: int, offsets: Any, block: SampleBlock) -> Block:
+def block_message(
+    number: int, size_bytes: int, offsets: Any, block: SampleBlock, bad: BadRecords
+) -> Block:
     """Return the message of a block whose data was copied into a buffer."""
     columns: Mapping[str, Any] = block.attributes
     return Block(
@@ -154,6 +190,7 @@ def block_message(number: int, size_bytes: int, offsets: Any, block: SampleBlock
         Array.of(offsets),
         Array.of(block.lengths),
         {to_bytes(name): Array.of(values) for name, values in columns.items()},
+        NewBad.of(bad),
     )
 
 

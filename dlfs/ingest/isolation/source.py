@@ -25,6 +25,7 @@ import msgspec
 from dlfs.base.arguments import Layout
 from dlfs.base.closing import closed_on_error
 from dlfs.errors import DeviceError, DlfsError, FormatError
+from dlfs.ingest.bad_records import current
 from dlfs.ingest.isolation.confines import read_note
 from dlfs.ingest.isolation.messages import Block, End, Facts, Failure, decode
 from dlfs.ingest.isolation.process import take_process
@@ -52,11 +53,12 @@ class IsolatedSource(Source):
     def __init__(self, options: FormatOptions, paths: Sequence[str]) -> None:
         self.name = paths[0]
         self._first = 0
+        self.bad = current()
         self._reader = take_process()
         self._note, self._buffers = self._reader.note, self._reader.buffers
         self._connection, self._process = self._reader.connection, self._reader.process
         with closed_on_error(self):
-            self._send(options, list(paths))
+            self._send(options, list(paths), self.bad.limit)
             self._receive(Facts).take(self)
 
     def seek(self, count: int) -> int:
@@ -73,6 +75,7 @@ class IsolatedSource(Source):
         self._send(layout, seed, self.buffer_bytes, self._first)
         try:
             while isinstance(got := self._receive(Block, End), Block):
+                got.new_bad.add_to(self.bad)
                 yield self._block(got)
                 self._send(got.buffer)
         except GeneratorExit:

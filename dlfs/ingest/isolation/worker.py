@@ -16,6 +16,7 @@ from contextlib import closing
 from multiprocessing.connection import Connection
 from typing import Any
 
+from dlfs.ingest.bad_records import BadRecords, opening
 from dlfs.ingest.isolation.confines import confine, read_note
 from dlfs.ingest.isolation.memory import SharedMemory
 from dlfs.ingest.isolation.messages import (
@@ -48,15 +49,16 @@ class _Peer(Connection):
 
 def serve(peer: _Peer, note: SharedMemory, buffers: Sequence[SharedMemory]) -> None:
     """Open a source, and send its blocks until the other process closes the socket."""
-    options, paths = peer.receive()
+    options, paths, limit = peer.receive()
     try:
-        with closing(options.open(paths)) as source:
+        with opening(BadRecords(limit)), closing(options.open(paths)) as source:
+            source.bad.expect(source.sample_count)
             peer.tell(Facts.of(source))
             while True:
                 layout, seed, source.buffer_bytes, first = peer.receive()
                 first -= source.seek(first)
                 with closing(source.blocks(layout=layout, seed=seed)) as blocks:
-                    _send_blocks(peer, buffers, without_first(blocks, first))
+                    _send_blocks(peer, buffers, without_first(blocks, first), source.bad)
                 peer.tell(End())
                 peer.tell(Facts.of(source))
     except Exception as error:  # noqa: BLE001 - of any library
@@ -67,7 +69,10 @@ def serve(peer: _Peer, note: SharedMemory, buffers: Sequence[SharedMemory]) -> N
 
 
 def _send_blocks(
-    peer: _Peer, buffers: Sequence[SharedMemory], blocks: Iterable[SampleBlock]
+    peer: _Peer,
+    buffers: Sequence[SharedMemory],
+    blocks: Iterable[SampleBlock],
+    bad: BadRecords,
 ) -> None:
     free = list(range(len(buffers)))
     for block in blocks:
@@ -80,7 +85,8 @@ def _send_blocks(
         buffers[number].grow(size_bytes)
         buffers[number].array(size_bytes)[:] = block.data[first : first + size_bytes]
         offsets = (block.offsets - first).clip(0, size_bytes)  # of an empty sample, any
-        peer.tell(block_message(number, size_bytes, offsets, block))
+        bad.count_good(len(block.paths))
+        peer.tell(block_message(number, size_bytes, offsets, block, bad))
     while len(free) < len(buffers):
         free += peer.receive()
 

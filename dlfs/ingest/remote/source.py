@@ -22,6 +22,7 @@ class SpooledSource(WrappedSource):
         super().__init__(source)
         self._spool = spool
         self.name = spool.show(source.name)
+        self.bad.show = spool.show
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Yield the source's blocks; see ``Source.blocks``."""

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfs.errors import FormatError
+from dlfs.ingest.bad_records import BadRecords
 from dlfs.ingest.source import file_errors
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -38,8 +39,16 @@ _EXACT_DIGITS = 16
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]")
 
 
-def read_csv(path: str, delimiter: str, *, where: str) -> tuple[dict[str, list[str]], list[int]]:
+def read_csv(
+    path: str, delimiter: str, *, where: str, bad: BadRecords | None = None
+) -> tuple[dict[str, list[str]], list[int]]:
     """Read a table; empty lines are ignored.
+
+    Args:
+        path: path of the table.
+        delimiter: character between fields.
+        where: the action and the file, for errors.
+        bad: bad records, to which malformed rows are added; by default they are errors.
 
     Returns:
         The columns by name, and the number of the last line of each row.
@@ -50,31 +59,44 @@ def read_csv(path: str, delimiter: str, *, where: str) -> tuple[dict[str, list[s
             or quotes are malformed.
         DeviceError: the file cannot be read.
     """
+    bad = bad or BadRecords()
     lines: list[int] = []
-    try:
-        with (
-            file_errors(where),
-            open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file,
-        ):
-            rows = csv.reader(file, delimiter=delimiter, strict=True)
-            header = next(rows, [])
-            columns: list[list[str]] = [[] for _ in header]
-            for row in rows:
-                if not row:
-                    continue
-                if len(row) != len(header):
+    with (
+        file_errors(where),
+        open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file,
+    ):
+        rows = csv.reader(file, delimiter=delimiter, strict=True)
+        header = _next_row(rows, where) or []
+        columns: list[list[str]] = [[] for _ in header]
+        is_end = False
+        while not is_end:
+            try:
+                row = _next_row(rows, where)
+                is_end = row is None
+                if row and len(row) != len(header):
                     raise FormatError(
                         f"{where}: line {rows.line_num}: expected {len(header)} values, "
                         f"got {len(row)}"
                     )
+            except FormatError as error:
+                bad.note(path, f"line {rows.line_num}", error)
+                continue
+            if row:
                 lines.append(rows.line_num)
                 for column, value in zip(columns, row, strict=True):
                     column.append(value)
-    except csv.Error as error:
-        raise FormatError(f"{where}: line {rows.line_num}: {error}") from error
     if len(set(header)) != len(header):
         raise FormatError(f"{where}: expected columns of different names, got {header}")
     return dict(zip(header, columns, strict=True)), lines
+
+
+def _next_row(rows: Any, where: str) -> list[str] | None:
+    """Return the next row of a reader; None at its end."""
+    try:
+        row: list[str] | None = next(rows, None)
+    except csv.Error as error:
+        raise FormatError(f"{where}: line {rows.line_num}: {error}") from error
+    return row
 
 
 def typed_column(values: Sequence[str], *, where: str) -> npt.NDArray[Any]:

@@ -210,6 +210,47 @@ def test_export_goes_on_where_it_is_reported_to_skip_bad_samples(
     assert read_tree(tmp_path / "out") == {p: d for p, d in samples.items() if p != b"a/two.txt"}
 
 
+def test_import_leaves_out_bad_records_and_info_lists_them(run, volume, tmp_path) -> None:
+    source = tmp_path / "source"
+    write_files(source, {f"{number}": b"x" for number in range(20)})
+    for number in range(12):
+        (source / f"broken {number}").symlink_to("nothing")
+    done = run("import", source, volume, "--name", "some", "--skip-bad", "11")
+    assert (done.code, done.out) == (4, b"")
+    assert "expected at most 11 bad records, got 12; such as" in done.err
+    assert "some" not in run("ls", volume).out.decode()
+    done = run("import", source, volume, "--name", "some", "--skip-bad", "12", "--json")
+    assert done.code == 4
+    assert "imported some@1: 20 samples" in done.err
+    assert done.err.count("bad record: ") == 10
+    assert "left out bad records: 12 (12 x does not fit the dataset)" in done.err
+    assert done.json["dataset"]["bad_count"] == done.json["bad_records"]["count"] == 12
+    assert len(done.json["bad_records"]["records"]) == 12
+    found = run("info", volume, "some", "--json").json
+    assert found["bad_records"] == done.json["bad_records"]
+    assert [each["bad_count"] for each in found["versions"]] == [12]
+    shown = run("info", volume, "some").out.decode()
+    assert "bad records left out of some@1: 12 (12 x does not fit the dataset)" in shown
+    assert shown.count("the symbolic link leads to nothing") == 12
+    assert "bad records left out of some@1: 12; 'dlfs info VOLUME some@1' lists" in (
+        run("info", volume).out.decode()
+    )
+    assert run("import", source, volume, "--name", "x", "--skip-bad", "many").code == 2
+    assert run("info", volume, "none").code == 3
+
+
+def test_info_of_a_dataset_shows_its_versions_and_columns(run, volume) -> None:
+    write_dataset(volume, "tagged", {"a": b"1"}, attributes=[{"label": 3}])
+    write_dataset(volume, "tagged", {"b": b"2"}, append=True, attributes=[{"label": 4}])
+    shown = run("info", volume, "tagged").out.decode()
+    assert "tagged@1" in shown
+    assert "columns of tagged@2: label: int64" in shown
+    assert "bad" not in shown
+    found = run("info", volume, "tagged@1", "--json").json
+    assert [each["version"] for each in found["versions"]] == [1]
+    assert found["columns"] == {"label": "int64"}
+
+
 def test_import_wants_source_and_volume(run, volume) -> None:
     assert run("import", volume, "--name", "x").code == 2
     assert run("import", volume.parent, volume).code == 2

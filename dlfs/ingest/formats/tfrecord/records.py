@@ -27,6 +27,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from dlfs.errors import FormatError, UsageError
+from dlfs.ingest.bad_records import BadRecords, RecordError
 from dlfs.ingest.fields import (
     HINT,
     AbsentOption,
@@ -48,7 +49,6 @@ from dlfs.ingest.records import (
     Records,
     ShardSource,
     Value,
-    gather,
     number_path,
     shard_prefixes,
     text_path,
@@ -111,22 +111,34 @@ class RecordSource(ShardSource):
         self._examples = ExampleReader(f"import {self.name}") if has_examples else None
 
     @abstractmethod
-    def stream(self, number: int) -> Generator[bytes, None, None]:
-        """Yield the records of one file, from its start to its end."""
+    def stream(self, number: int, bad: BadRecords) -> Generator[tuple[int, bytes], None, None]:
+        """Yield the numbers and data of the records of one file, from its start to its end.
+
+        Args:
+            number: number of the file.
+            bad: bad records, to which those that are left out are added.
+        """
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Stream one file; see ``ShardSource``."""
-        where = f"import {self.shards[number]}"
-        return gather(self._records(number), where=where, buffer_bytes=self.buffer_bytes)
+        return self.gather(number, self._records(number))
 
     def _records(self, number: int) -> Records:
-        with closing(self.stream(number)) as stream:
-            for count, data in enumerate(stream):
+        with closing(self.stream(number, self.bad)) as stream:
+            for count, data in stream:
                 record = self.sample(number, count, memoryview(data))
                 if record is not None:
                     yield record
 
     def sample(self, shard: int, number: int, record: memoryview) -> Record | None:
+        """Return the sample of a record; None if it is left out."""
+        try:
+            return self._sample(shard, number, record)
+        except RecordError as error:
+            self.bad.note(self.shards[shard], f"record {number}", error)
+            return None
+
+    def _sample(self, shard: int, number: int, record: memoryview) -> Record | None:
         """Return the sample of a record; None if it lacks a feature and is left out."""
         path = number_path(self._prefixes[shard], number)
         if self._examples is None:
@@ -189,11 +201,16 @@ class RecordSource(ShardSource):
             ExampleError: no record has it.
         """
         options, found = self._options, {}
-        for number in range(len(self.shards)):
-            with closing(self.stream(number)) as stream:
-                for data in stream:
+        for number, shard in enumerate(self.shards):
+            bad = self.bad.unreported()
+            with closing(self.stream(number, bad)) as stream:
+                for count, data in bad.salvage(stream, shard):
                     assert self._examples is not None
-                    features = self._examples.features(data)
+                    try:
+                        features = self._examples.features(data)
+                    except ExampleError as error:
+                        bad.note(shard, f"record {count}", error)
+                        continue
                     self._maker.choose(self._free(features))
                     readers: dict[str, _Reader] = dict.fromkeys(options.attributes, scalar)
                     if options.column is not None:

@@ -23,8 +23,7 @@ import gzip
 import io
 import struct
 import zlib
-from array import array
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, cast
@@ -41,8 +40,9 @@ from dlfs.errors import (
     TruncatedError,
 )
 from dlfs.ingest.archives.ranges import RangeReader
+from dlfs.ingest.bad_records import BadRecords
 from dlfs.ingest.formats.tfrecord.records import RecordOptions, RecordSource
-from dlfs.ingest.records import Record, attribute_array, files_of, make_block
+from dlfs.ingest.records import Record, attribute_array, files_of, find_fitting, make_block
 from dlfs.ingest.source import (
     Bytes,
     Int64Array,
@@ -121,7 +121,8 @@ class TfRecordSource(RecordSource):
                 size_bytes = index.states[-1][0]
                 found = _find_index(shard, self._index_option)
                 if found is None:
-                    sizes.append(_scan(shard, file, size_bytes))
+                    records = _scan(shard, file, size_bytes)
+                    sizes.append(np.fromiter(self.bad.salvage(records, shard), np.uint64))
                 else:
                     sizes.append(_read_index(found, shard, size_bytes))
         self._firsts = np.cumsum([0, *map(len, sizes)])
@@ -129,9 +130,9 @@ class TfRecordSource(RecordSource):
         index.sizes = np.concatenate(sizes)
         return index
 
-    def stream(self, number: int) -> Generator[bytes, None, None]:
+    def stream(self, number: int, bad: BadRecords) -> Generator[tuple[int, bytes], None, None]:
         """Yield the records of one file; see ``RecordSource``."""
-        return _stream(self.shards[number], self._compressions[number])
+        return _stream(self.shards[number], self._compressions[number], bad)
 
     def read_indexed(self, indices: Uint64Array, offsets: Int64Array, buffer: Bytes) -> SampleBlock:
         """Read and check whole records; make a block of the samples in them."""
@@ -147,7 +148,11 @@ class TfRecordSource(RecordSource):
         places = np.stack([shards, numbers, offsets, sizes], axis=1)
         for shard, number, at, size in places.tolist():
             where = f"import {self.shards[shard]}: record {number}"
-            _check_record(memory[at : at + size], where)
+            try:
+                _check_record(memory[at : at + size], where)
+            except FormatError as error:
+                self.bad.note(self.shards[shard], f"record {number}", error)
+                continue
             first = at + _HEADER.size
             last = at + size - _FOOTER.size
             record = self.sample(shard, number, memory[first:last])
@@ -160,6 +165,9 @@ class TfRecordSource(RecordSource):
             records.append(record)
             firsts.append(first)
         where = f"import {self.name}"
+        if self.bad.are_allowed:
+            fitting = find_fitting(records, where, self.bad)
+            records, firsts = [records[i] for i in fitting], [firsts[i] for i in fitting]
         if self._options.fields and records:
             return make_block(records, where)
         columns = {
@@ -215,12 +223,11 @@ def _check_data(data: bytes | memoryview, footer: bytes | memoryview, where: str
 # ---- finding records -----------------------------------------------------------------------------
 
 
-def _scan(shard: str, file: IO[bytes], size_bytes: int) -> Uint64Array:
-    """Return the sizes of a file's records, from their headers."""
-    sizes = array("Q")
-    position = 0
+def _scan(shard: str, file: IO[bytes], size_bytes: int) -> Iterator[int]:
+    """Yield the sizes of a file's records, from their headers."""
+    position = count = 0
     while position < size_bytes:
-        where = f"import {shard}: record {len(sizes)}"
+        where = f"import {shard}: record {count}"
         file.seek(position)
         header = file.read(_HEADER.size)
         if len(header) < _HEADER.size:
@@ -228,9 +235,8 @@ def _scan(shard: str, file: IO[bytes], size_bytes: int) -> Uint64Array:
         size = _check_header(header, where) + _OVERHEAD_BYTES
         if size > size_bytes - position:
             raise _cut(where, position)
-        sizes.append(size)
-        position += size
-    return np.array(sizes, np.uint64)
+        yield size
+        position, count = position + size, count + 1
 
 
 def _find_index(shard: str, index: str) -> str | None:
@@ -277,16 +283,30 @@ def _read_index(path: str, shard: str, size_bytes: int) -> Uint64Array:
 # ---- compressed files ----------------------------------------------------------------------------
 
 
-def _stream(shard: str, compression: str) -> Generator[bytes, None, None]:
-    """Yield the records of a file, from its start to its end."""
+def _stream(
+    shard: str, compression: str, bad: BadRecords
+) -> Generator[tuple[int, bytes], None, None]:
+    """Yield the numbers and data of the records of a file, from its start to its end.
+
+    Args:
+        shard: path of the file.
+        compression: its compression.
+        bad: bad records, to which those with a wrong checksum are added.
+    """
     count = 0
     with file_errors(f"import {shard}"), open(shard, "rb") as file:
         try:
             with _decompress(file, compression) as stream:
                 position = 0
                 while header := stream.read(_HEADER.size):
-                    data = _read_record(stream, header, f"import {shard}: record {count}", position)
-                    yield data
+                    where = f"import {shard}: record {count}"
+                    data, footer = _read_record(stream, header, where, position)
+                    try:
+                        _check_data(data, footer, where)
+                    except ChecksumError as error:
+                        bad.note(shard, f"record {count}", error)
+                    else:
+                        yield count, data
                     count += 1
                     position += len(data) + _OVERHEAD_BYTES
         except EOFError as error:
@@ -297,8 +317,10 @@ def _stream(shard: str, compression: str) -> Generator[bytes, None, None]:
             ) from error
 
 
-def _read_record(stream: IO[bytes], header: bytes, where: str, position: int) -> bytes:
-    """Read and check the data of a record, whose header has been read."""
+def _read_record(
+    stream: IO[bytes], header: bytes, where: str, position: int
+) -> tuple[bytes, bytes]:
+    """Read the data of a record, whose header has been read, and its footer."""
     if len(header) < _HEADER.size:
         raise _cut(where, position)
     length = _check_header(header, where)
@@ -309,8 +331,7 @@ def _read_record(stream: IO[bytes], header: bytes, where: str, position: int) ->
     data = stream.read(length + _FOOTER.size)
     if len(data) < length + _FOOTER.size:
         raise _cut(where, position)
-    _check_data(data[:length], data[length:], where)
-    return data[:length]
+    return data[:length], data[length:]
 
 
 class _ZlibReader(io.RawIOBase):

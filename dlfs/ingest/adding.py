@@ -1,0 +1,109 @@
+"""Adds the blocks of a source to a dataset writer, without the samples that the writer refuses.
+
+A sample is refused if another one has its path, or a folder of that path has samples, or if its
+attributes do not fit those of the samples before it. Unless bad records are allowed, this is an
+error of the writer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+from dlfs.dataset.step_writer import StepWriter
+from dlfs.dataset.writer import DatasetWriter
+from dlfs.errors import ExistsError, LimitError, UsageError
+from dlfs.format.bad_records import BadReport
+from dlfs.ingest.bad_records import Name
+from dlfs.ingest.source import SampleBlock, Source, choose_samples, show, slice_samples
+
+
+class BlockAdder:
+    """Adds blocks to a writer.
+
+    Args:
+        writer: the writer.
+        source: the source of the blocks; it has the bad records.
+    """
+
+    def __init__(self, writer: DatasetWriter | StepWriter, source: Source) -> None:
+        self._writer = writer
+        self._name = source.name
+        self._bad = source.bad
+        self._bad.expect(source.sample_count)
+        self._folders: set[bytes] = set()
+        self._is_known: Callable[[bytes], bool] = frozenset[bytes]().__contains__
+        if self._bad.are_allowed and isinstance(writer, DatasetWriter):
+            self._is_known = writer.__contains__
+            for path in writer.previous.paths if writer.previous is not None else ():
+                self._folders.update(_folders(path, self._folders))
+
+    def add(self, block: SampleBlock) -> tuple[int, int]:
+        """Add a block; return the number of samples that were added, and their bytes.
+
+        Raises:
+            TooManyBadError: more records are bad than allowed.
+            DlfsError: as ``DatasetWriter.add_batch``.
+        """
+        if not self._bad.are_allowed:
+            return self._add(block)
+        new = choose_samples(block, self._find_new(block.paths))
+
+        def add(first: int, count: int) -> tuple[int, int]:
+            return self._add(slice_samples(new, first, count))
+
+        def name(index: int) -> Name:
+            return self._name, os.fsdecode(new.paths[index])
+
+        added = list(self._bad.each_part(len(new.paths), add, name, (UsageError, LimitError)))
+        samples = sum(count for count, _ in added)
+        self._bad.count_good(samples)
+        return samples, sum(size_bytes for _, size_bytes in added)
+
+    def finish(self) -> BadReport:
+        """Give the writer the bad records when all blocks were added; return them.
+
+        Raises:
+            TooManyBadError: more records are bad than allowed.
+        """
+        self._bad.finish()
+        report = self._bad.report()
+        if isinstance(self._writer, DatasetWriter):
+            self._writer.bad += report
+        return report
+
+    def _add(self, block: SampleBlock) -> tuple[int, int]:
+        self._writer.add_batch(
+            block.paths, block.data, block.offsets, block.lengths, attributes=block.attributes
+        )
+        return len(block.paths), int(block.lengths.sum())
+
+    def _find_new(self, paths: list[bytes]) -> list[bool]:
+        """Return True for each path that a sample can have; note the others."""
+        found: list[bool] = []
+        block: set[bytes] = set()
+        for path in paths:
+            folders = list(_folders(path, self._folders))
+            above = next((one for one in folders if one in block or self._is_known(one)), None)
+            problem = ""
+            if path in block or self._is_known(path):
+                problem = "another sample has this path"
+            elif path in self._folders:
+                problem = "other samples lie below this path"
+            elif above is not None:
+                problem = f"{show(above)} is a sample and cannot have samples below it"
+            if problem:
+                self._bad.note(self._name, os.fsdecode(path), ExistsError(problem))
+            else:
+                block.add(path)
+                self._folders.update(folders)
+            found.append(not problem)
+        return found
+
+
+def _folders(path: bytes, known: set[bytes]) -> Iterator[bytes]:
+    """Yield the folders that a path lies in, from the inmost, up to the first that is known."""
+    folder = path.rpartition(b"/")[0]
+    while folder and folder not in known:
+        yield folder
+        folder = folder.rpartition(b"/")[0]
