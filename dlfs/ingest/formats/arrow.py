@@ -186,7 +186,9 @@ class ArrowSource(ShardSource):
             return
         shard, columns = self._shards[number], self._columns
         with self._opener(shard.path) as table:
-            count = None if columns.nulls == "skip" else table.row_count  # of its samples
+            count = None  # of its samples, if it is needed and known
+            if self.to_pass and columns.nulls != "skip":
+                count = table.find_row_count() if table.row_count is None else table.row_count
             if count is not None and self.passes(count):
                 return
             passed = 0

@@ -14,11 +14,13 @@ no checksums. The pages of Parquet files are checked by their checksums if they 
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,7 @@ from dlfs.ingest.source import (
     file_errors,
 )
 from dlfs.ingest.tables.arrow import pyarrow, types
+from dlfs.ingest.tables.ipc_batches import Batch, Without, find_batches
 from dlfs.ingest.tables.times import ValueProblem, numbers_of, timestamp_texts
 
 _ENCRYPTED_MAGIC = b"PARE"
@@ -56,10 +59,13 @@ class Table:
 
     Args:
         columns: names of the columns to read.
-        first: number of a row, 0 if ``row_count`` is None; batches before it are left out.
+        first: number of a row, 0 if the number of rows is unknown; batches before it are left out.
     """
     conflicts: Mapping[str, str] = field(default_factory=dict)
     """Error for each column whose values have no type in common, by name."""
+    find_row_count: Callable[[], int | None] = lambda: None
+    """Function that finds the number of rows by the headers of the batches, where ``row_count`` is
+    None; None if they do not tell."""
     joins_numbers: bool = False
     """True if integers and floats of one column are floats."""
 
@@ -132,10 +138,34 @@ def open_ipc(path: str) -> Iterator[Table]:
             open_reader = pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream
             reader = open_reader(file)
             schema = _readable(reader.schema)
-        with reader:
-            numbers = range(reader.num_record_batches if is_file else 0)
-            batches = map(reader.get_batch, numbers) if is_file else reader
-            yield Table(schema, None, lambda _columns, _first: _numbered(_validated(batches), what))
+        with reader, file_errors(what), open(path, "rb") as raw:
+
+            def find_row_count() -> int | None:
+                found = find_batches(raw.fileno(), is_file=is_file)
+                return None if found is None else sum(batch.row_count for batch in found)
+
+            def batches(_: Sequence[str], first: int) -> Iterator[tuple[int, Any]]:
+                passed = _batches_before(raw.fileno(), first, is_file=is_file)
+                row = sum(batch.row_count for batch in passed)
+                if is_file:
+                    numbers = range(len(passed), reader.num_record_batches)
+                    yield from _numbered(map(_validated, map(reader.get_batch, numbers)), what, row)
+                    return
+                chosen = reader
+                if passed:
+                    rest = io.BufferedReader(Without(raw.fileno(), passed), MIB)
+                    with _translated(what):
+                        chosen = pyarrow.ipc.open_stream(pyarrow.PythonFile(rest, mode="r"))
+                yield from _numbered(map(_validated, chosen), what, row)
+
+            yield Table(schema, None, batches, find_row_count=find_row_count)
+
+
+def _batches_before(file: int, row: int, *, is_file: bool) -> list[Batch]:
+    """Return the record batches of a file whose rows are all before a row."""
+    found = (find_batches(file, is_file=is_file) if row else None) or []
+    ends = accumulate(batch.row_count for batch in found)
+    return [batch for batch, end in zip(found, ends, strict=True) if end <= row]
 
 
 def _readable(schema: Any) -> Any:
@@ -250,10 +280,9 @@ def _int96_texts(micros: Any, nanos: Any) -> Any:
     return timestamp_texts(micros, numbers, "us", digits)
 
 
-def _validated(batches: Any) -> Iterator[Any]:
-    for batch in batches:
-        batch.validate(full=True)
-        yield batch
+def _validated(batch: Any) -> Any:
+    batch.validate(full=True)
+    return batch
 
 
 def _numbered(

@@ -21,6 +21,7 @@ from dlfs.ingest.importer import ImportReport, open_source
 from dlfs.ingest.patterns import expand
 from dlfs.ingest.registry import find_format, make_options
 from dlfs.ingest.source import Source
+from dlfs.ingest.tables import files as tables
 from tests.unit.ingest.step_sources import GROUP, SOURCES, Made
 from tests.unit.ingest.test_steps import everything, fresh, run
 
@@ -92,6 +93,8 @@ READS: dict[str, tuple[Callable[[], Any], str, Callable[..., int], int]] = {
     "tar.gz": (lambda: Archive, "read", lambda *_: 1, 0),
     "zip": (lambda: ZipArchive, "read_into", lambda *_: 1, 0),
     "parquet": (lambda: _module("pyarrow.parquet").ParquetFile, "iter_batches", rows_of_groups, 1),
+    "arrow-file": (lambda: tables, "_validated", lambda batch: batch.num_rows, 1),
+    "arrow-stream": (lambda: tables, "_validated", lambda batch: batch.num_rows, 1),
     "hdf5": (lambda: _hdf5(), "read", lambda _file, _array, _first, out: len(out), 1),
     "npy": (lambda: NpyFile, "read", lambda _file, _array, _first, out: len(out), 1),
     "npz": (lambda: NpzFile, "read", lambda _file, _array, _first, out: len(out), 1),
