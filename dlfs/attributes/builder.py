@@ -237,7 +237,7 @@ class AttributesBuilder:
         prepared: Prepared = {}
         for name, values in attributes.items():
             _check_name(name)
-            array = _as_array(name, values)
+            array = as_array(name, values)
             self._check_length(name, array)
             if array.ndim == 2:
                 prepared.update(self._prepare_vectors(name, array, count))
@@ -363,7 +363,7 @@ def _reserved_dtype(name: str) -> np.dtype[Any] | None:
     return FIELD_DTYPES[name.rpartition(":")[2]]
 
 
-def _as_array(name: str, values: ArrayLike) -> NDArray[Any]:
+def as_array(name: str, values: ArrayLike) -> NDArray[Any]:
     """Convert values to an array that preserves them.
 
     From a list with strings numpy would make text of one width, which loses NULs at the ends of

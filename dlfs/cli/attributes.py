@@ -52,7 +52,6 @@ def with_attributes(
         TableRule,
         label_rule,
     )
-    from dlfs.ingest.source import fingerprint_of
 
     if (array_dtype is None) != (array_shape is None):
         raise UsageError("import: expected --array-dtype and --array-shape, got only one of them")
@@ -63,10 +62,4 @@ def with_attributes(
     rules += [TableRule(file, path_column) for file in files or []]
     if array_dtype is not None and array_shape is not None:
         rules.append(ArrayRule(array_dtype, array_shape))
-    if not rules:
-        return source
-    made = AttributedSource(source, rules)
-    if source.fingerprint is not None:
-        options = (label_from_path, patterns, path_column, array_dtype, array_shape)
-        made.fingerprint = fingerprint_of(source.fingerprint, options, paths=files or [])
-    return made
+    return AttributedSource(source, rules) if rules else source

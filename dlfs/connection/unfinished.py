@@ -108,7 +108,7 @@ def load_samples(base: Generation, steps: UnfinishedSteps) -> Iterator[PreviousV
     for step in steps.steps:
         directory, table = load_step(base, record, step)
         first = step.header.first_chunk
-        columns = {name: table.column(name) for name in steps.names}
+        columns = {name: _column(table, name, steps) for name in steps.names}
         if steps.encoder is not None:
             columns[FIELDS_COLUMN] = np.full(len(table), steps.encoder.text, object)
         with directory:
@@ -124,6 +124,14 @@ def load_samples(base: Generation, steps: UnfinishedSteps) -> Iterator[PreviousV
                 columns=columns,
                 encoder=steps.encoder,
             )
+
+
+def _column(table: AttributeTable, name: str, steps: UnfinishedSteps) -> NDArray[Any]:
+    """Return a column of a step; a reserved one may begin in a later step."""
+    if name in table.dtypes:
+        return table.column(name)
+    dtype = steps.columns[name]
+    return np.full(len(table), "" if dtype.kind == "O" else 0, dtype)
 
 
 def load_step(

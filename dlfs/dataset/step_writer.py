@@ -16,22 +16,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs.base.arguments import Layout
+from dlfs.attributes.builder import as_array
+from dlfs.base.arguments import Layout, check_integer
 from dlfs.base.closing import closed_on_error
 from dlfs.base.units import GIB, format_bytes, format_count
 from dlfs.base.wording import quote
 from dlfs.connection.unfinished import UnfinishedSteps, load_samples, load_steps
 from dlfs.dataset.writer import DatasetWriter
-from dlfs.errors import ClosedError, LimitError, StaleError, UsageError
+from dlfs.errors import ClosedError, FormatError, StaleError, UsageError
 from dlfs.format.catalog import DatasetRecord
-from dlfs.format.constants import SOURCE_BYTES_MAX
+from dlfs.format.constants import ADDRESS_MAX, SOURCE_BYTES_MAX
 from dlfs.format.paths import PathLike, display
 from dlfs.store.info import DatasetInfo, read_origin
 from dlfs.store.locking import when_unlocked
@@ -50,7 +52,31 @@ LOCK_TIMEOUT_S = 3600.0
 
 Origin = Mapping[str, Any]
 """What the record of an unfinished import says of its source: ``source``, its name for users;
-``fingerprint``, which differs for another source, and for other options that change the dataset."""
+``fingerprint``, which differs for another source, and for other options that change the dataset;
+and values of JSON that are left out if they have no room in the record."""
+SOURCE_NAME_MAX = 1000
+"""Most characters of a source's name in the record, if not all of the origin has room."""
+
+
+@contextmanager
+def _note_damage() -> Iterator[None]:
+    """Note in the error of a damaged journal what the user can do."""
+    try:
+        yield
+    except FormatError as error:
+        error.add_note(
+            "its journal is damaged, so the import cannot go on: 'dlfs import --abandon' frees it"
+        )
+        raise
+
+
+def _encode_origin(origin: Origin) -> bytes:
+    """Return an origin as JSON, in ASCII: a path that is not UTF-8 has surrogates."""
+    encoded = json.dumps(origin, sort_keys=True).encode()
+    if len(encoded) <= SOURCE_BYTES_MAX:
+        return encoded
+    source, fingerprint = str(origin.get("source"))[:SOURCE_NAME_MAX], origin.get("fingerprint")
+    return json.dumps({"source": source, "fingerprint": fingerprint}).encode()
 
 
 class StepWriter:
@@ -104,13 +130,11 @@ class StepWriter:
     ) -> None:
         self._begin = begin
         self._name = name
-        self._origin = json.dumps(origin, ensure_ascii=False, sort_keys=True).encode()
-        if len(self._origin) > SOURCE_BYTES_MAX:
-            raise LimitError(
-                f"write {quote(name)} in steps: expected at most {SOURCE_BYTES_MAX} bytes that "
-                f"describe its source, got {len(self._origin)}"
-            )
-        self._step_bytes = step_bytes
+        self._origin = _encode_origin(origin)
+        action = f"write {display(name)!r} in steps"
+        self._step_bytes = check_integer(
+            step_bytes, 1, ADDRESS_MAX, option="step_bytes", action=action
+        )
         self.layout = layout
         self._by_batches = source_shuffled and layout != "path"
         self._options: dict[str, Any] = {
@@ -129,7 +153,8 @@ class StepWriter:
             found = transaction.base.catalog.find_unfinished(name)
             if found is not None:
                 self._check_origin(found, origin)
-                self._steps = load_steps(transaction.base, found)
+                with _note_damage():
+                    self._steps = load_steps(transaction.base, found)
             kept = (0, 0) if found is None else (found.sample_count, found.sample_bytes)
             self.kept_count, self.kept_bytes = kept
             self.source_count = 0 if self._steps is None else self._steps.source_count
@@ -177,7 +202,13 @@ class StepWriter:
         attributes: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         """Add samples as ``DatasetWriter.add_batch`` does; commit the steps that end in them."""
-        columns = {name: np.asarray(values) for name, values in (attributes or {}).items()}
+        columns = {name: as_array(name, values) for name, values in (attributes or {}).items()}
+        for name, values in columns.items():
+            if values.shape[:1] != (len(paths),):
+                raise UsageError(
+                    f"add attribute {name!r}: expected {len(paths)} values, got an array of shape "
+                    f"{values.shape}"
+                )
         first = 0
         while first < len(paths):
             writer = self._opened()
@@ -270,8 +301,9 @@ class StepWriter:
             steps = self._steps
             assert steps is not None
             writer = self._step(transaction, seals=True)
-            for samples in load_samples(transaction.base, steps):
-                writer.carry_over(samples)
+            with _note_damage():
+                for samples in load_samples(transaction.base, steps):
+                    writer.carry_over(samples)
             return writer
 
     def abort(self) -> None:

@@ -35,6 +35,7 @@ from dlfs.ingest.source import (
     WrappedSource,
     array_attributes,
     check_attribute_names,
+    fingerprint_of,
     show,
     slice_samples,
     without_known,
@@ -93,6 +94,8 @@ class Rule(Protocol):
 
     skipped: Mapping[str, int] = {}
     """Number of entries left out, by reason; complete once all blocks were seen."""
+    fingerprint: str | None = None
+    """Differs for a rule that gives other attributes. None: no import goes on with the rule."""
 
     def seek(self, count: int) -> None:
         """Take note that so many samples had their attributes in an earlier import."""
@@ -120,6 +123,8 @@ class AttributedSource(WrappedSource):
         self._rules = rules
         self._is_known: Callable[[bytes], bool] | None = None
         super().__init__(source)
+        parts = [source.fingerprint, *(rule.fingerprint for rule in rules)]
+        self.fingerprint = None if None in parts else fingerprint_of(*parts)
 
     def _take_facts(self) -> None:
         super()._take_facts()
@@ -187,6 +192,7 @@ class PathRule(Rule):
         if kind not in _TYPES:
             raise UsageError(f"take {name!r} from paths: expected {', '.join(_TYPES)}, got {kind}")
         check_attribute_names([name], f"take {name!r} from paths")
+        self.fingerprint = fingerprint_of(name, pattern, kind)
         self._name = name
         self._pattern = pattern
         self._convert = _TYPES[kind]
@@ -292,6 +298,7 @@ class TableRule(Rule):
             )
         paths = columns.pop(found)
         check_attribute_names(columns, self._name)
+        self.fingerprint = fingerprint_of(path_column, paths=[path])
         self._columns = columns
         self._rows = {
             text.encode("utf-8", "surrogateescape"): row for row, text in enumerate(paths)
@@ -390,6 +397,7 @@ class ArrayRule(Rule):
 
     def __init__(self, dtype: str, shape: str) -> None:
         self._form = ArrayForm.parse(dtype, shape)
+        self.fingerprint = fingerprint_of(self._form.texts)
 
     def columns(self, block: SampleBlock) -> Columns:
         """Return the reserved columns of arrays; see ``Rule``."""

@@ -182,7 +182,8 @@ def import_dataset(
     """
     command = {key: value for key, value in locals().items() if key not in _NOT_KEPT}
     if abandon is not None or resume:
-        _check_alone(arguments, resume=resume, abandon=abandon)
+        given = {key for key, value in command.items() if value not in (None, False, 0, AUTO)}
+        _check_alone(arguments, given - {"arguments", "name"}, resume=resume, abandon=abandon)
     if abandon is not None:
         _abandon(abandon, arguments[0], json=json)
     else:
@@ -235,13 +236,20 @@ def _run(command: dict[str, Any], *, json: bool) -> None:
     _report(report, appended=append, json=json)
 
 
-def _check_alone(arguments: list[str], *, resume: bool, abandon: str | None) -> None:
+def _check_alone(
+    arguments: list[str], others: set[str], *, resume: bool, abandon: str | None
+) -> None:
     option = "--resume" if resume else "--abandon NAME"
     if resume and abandon is not None:
         raise UsageError("import: expected one of --resume and --abandon, got both")
     if len(arguments) != 1:
         raise UsageError(
             f"import {option}: expected one argument, the volume, got {len(arguments)}"
+        )
+    if others:
+        raise UsageError(
+            f"import {option}: expected no options of a new import, got {len(others)}; an import "
+            "goes on with those that it began with"
         )
 
 
@@ -259,6 +267,7 @@ def _kept_command(uri: str, name: str | None) -> dict[str, Any]:
     """Return the parameters of the command that began an import, and enter its directory."""
     with open_devices(uri, "import into") as volume:
         found = [info for info in volume.unfinished() if name in (None, info.name)]
+        volume_uri = volume.uri  # of all members, absolute
     if len(found) != 1:
         names = ", ".join(info.name for info in found) or "none"
         raise UsageError(
@@ -266,15 +275,21 @@ def _kept_command(uri: str, name: str | None) -> dict[str, Any]:
             "chooses one"
         )
     command, directory = found[0].origin.get("command"), found[0].origin.get("directory")
-    if not isinstance(command, dict) or not isinstance(directory, str):
+    known = isinstance(command, dict) and {"arguments", "name", "step"} <= command.keys()
+    if not isinstance(command, dict) or not known or not isinstance(directory, str):
         raise UsageError(
-            f"import --resume: the unfinished import of {found[0].name} was not begun by dlfs "
-            "import; go on with it by what began it"
+            f"import --resume: the unfinished import of {found[0].name} does not have its command: "
+            "a program began it, or the command is too long; go on with it by what began it"
         )
     note(f"going on in {directory}: {' '.join(command['arguments'])}")
-    volume_uri = [os.path.abspath(uri)] if os.path.exists(uri) else [uri]
-    os.chdir(directory)
-    return {**command, "arguments": [*command["arguments"][:-1], *volume_uri]}
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise NotFoundError(
+            f"import --resume: enter {directory}, where the import of {found[0].name} began: "
+            f"{error.strerror}"
+        ) from error
+    return {**command, "arguments": [*command["arguments"][:-1], volume_uri]}
 
 
 def _check(arguments: list[str], name: str | None, *, append: bool, skip_existing: bool) -> None:

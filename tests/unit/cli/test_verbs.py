@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.dataset.step_writer import StepWriter
 from dlfs.dataset.writer import DatasetWriter
+from dlfs.errors import DeviceError
 from dlfs.reader import parts
 from tests.support.files import flip_bit, write_files
 from tests.support.volumes import new_volume, write_dataset
@@ -249,6 +252,42 @@ def test_info_of_a_dataset_shows_its_versions_and_columns(run, volume) -> None:
     found = run("info", volume, "tagged@1", "--json").json
     assert [each["version"] for each in found["versions"]] == [1]
     assert found["columns"] == {"label": "int64"}
+
+
+def test_import_goes_on_or_is_abandoned(run, tmp_path, monkeypatch) -> None:
+    source, elsewhere = tmp_path / "made" / "photos", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    write_files(source, {f"{number:02}": bytes([number]) * 50_000 for number in range(40)})
+    monkeypatch.chdir(source.parent)
+    assert run("format", "a.img,b.img", "--size", "16MiB").code == 0
+
+    def fail(_writer: StepWriter) -> None:
+        raise DeviceError("the network is down", errno.EIO)
+
+    for name in ("x", "y"):
+        with monkeypatch.context() as broken:
+            broken.setattr(StepWriter, "seal", fail)
+            failed = run("import", "photos", "a.img,b.img", "-n", name, "--step", "1MiB")
+        assert "are kept as an unfinished import" in failed.err
+    found = run("info", "a.img,b.img", "--json").json["unfinished"]
+    assert [(each["name"], each["origin"]["source"]) for each in found] == [
+        ("x", "photos"),
+        ("y", "photos"),
+    ]
+    monkeypatch.chdir(elsewhere)
+    members = "../made/a.img,../made/b.img"
+    assert "got x, y; --name chooses one" in run("import", "--resume", members).err
+    for options in (["--seed", "3"], ["--layout", "path"], ["--format", "folder"]):
+        assert "no options of a new" in run("import", "--resume", members, *options).err
+    done = run("import", "--resume", members, "-n", "x")
+    assert done.code == 0
+    assert "imported x@1: 40 samples" in done.err
+    monkeypatch.chdir(elsewhere)
+    source.parent.rename(tmp_path / "moved")
+    members = "../moved/a.img,../moved/b.img"
+    assert "where the import of y began" in run("import", "--resume", members).err
+    assert run("import", "--abandon", "y", members, "--json").json["abandoned"]["name"] == "y"
+    assert "got none" in run("import", "--resume", members).err
 
 
 def test_import_wants_source_and_volume(run, volume) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.dataset import step_writer
-from dlfs.errors import ExistsError, NotFoundError, StaleError, UsageError
-from dlfs.ingest.attributes import AttributedSource, PathRule, label_rule
+from dlfs.errors import ChecksumError, ExistsError, NotFoundError, StaleError, UsageError
+from dlfs.format.geometry import DataSpace
+from dlfs.ingest.attributes import AttributedSource, PathRule, Rule, TableRule, label_rule
 from dlfs.ingest.importer import ImportReport, import_dataset, open_source
-from dlfs.ingest.source import Source
+from dlfs.ingest.source import Source, array_attributes
+from tests.support.files import flip_bit
 from tests.support.volumes import new_volume, read_dataset, write_dataset
 
 STEP_BYTES = 200 * KIB
@@ -75,7 +78,6 @@ def opened(path: Path, *, labels: bool = False) -> Source:
     if not labels:
         return source
     made = AttributedSource(source, [label_rule(), PathRule.parse("number:int=([0-9]+)$")])
-    made.fingerprint = source.fingerprint
     made.buffer_bytes = 64 * KIB
     return made
 
@@ -360,3 +362,94 @@ def test_moved_journals_are_found(tmp_path: Path) -> None:
         source.close()
         found, expected = everything(",".join(members)), everything(whole)
         assert found[:4] == expected[:4]
+
+
+def test_reserved_columns_may_begin_in_a_later_step(tmp_path: Path) -> None:
+    offsets, lengths = np.array([0, 60_000]), np.full(2, 60_000)
+    arrays = array_attributes("u1", (60_000,), 2)
+    with dlfs.open(fresh(tmp_path / "v.img")) as target:
+        options: dict[str, Any] = {"step_bytes": 100_000, "layout": "path"}
+        with target.step_writer("x", {}, **options) as writer:
+            for paths, columns in (([b"a", b"b"], {}), ([b"c", b"d"], arrays), ([b"e", b"f"], {})):
+                writer.add_batch(paths, bytes(120_000), offsets, lengths, attributes=columns)
+        with target["x"] as dataset:
+            assert dataset.column("dlfs:dtype").tolist() == ["", "", "|u1", "|u1", "", ""]
+
+
+def test_attributes_are_what_a_writer_without_steps_takes(tmp_path: Path) -> None:
+    offsets, lengths = np.array([0, 60_000]), np.full(2, 60_000)
+    with dlfs.open(fresh(tmp_path / "v.img")) as target:
+        with target.step_writer("x", {}, step_bytes=50_000, layout="path") as writer:
+            for wrong in ([1, "b"], [1, 2, 3], 5):
+                with pytest.raises(UsageError, match="add attribute 'a'"):
+                    writer.add_batch(
+                        [b"a", b"b"], bytes(120_000), offsets, lengths, attributes={"a": wrong}
+                    )
+            texts = {"a": ["a\0", "b"]}
+            writer.add_batch([b"a", b"b"], bytes(120_000), offsets, lengths, attributes=texts)
+        with target["x"] as dataset:
+            assert dataset.column("a").tolist() == ["a\0", "b"]
+        with pytest.raises(UsageError, match="step_bytes"):
+            target.step_writer("y", {}, step_bytes=0)
+
+
+def test_what_has_no_room_in_the_record_is_left_out(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"\xff\xfe" * 100)
+    folder(tmp_path).rename(odd)
+    for command, kept in (
+        ({"arguments": [str(odd)]}, True),
+        ({"arguments": ["x" * 20_000]}, False),
+    ):
+        volume = fresh(tmp_path / f"{kept}.img")
+        run(volume, opened(odd), kill_at=8, command=command)
+        with dlfs.open(volume) as target:
+            (info,) = target.unfinished()
+        assert info.origin["source"] == str(odd)
+        assert info.origin.get("command") == (command if kept else None)
+        assert run(volume, opened(odd), command=command) is not None
+
+
+def test_other_attributes_are_another_source(tmp_path: Path) -> None:
+    path, table, listed = folder(tmp_path), tmp_path / "t.csv", tmp_path / "l.csv"
+    names = [str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()]
+
+    def write(score: int) -> None:
+        table.write_text("path,score\n" + "".join(f"{name},{score}\n" for name in names))
+        listed.write_text("path,score\n" + "".join(f"folder/{name},{score}\n" for name in names))
+
+    def attributed(*rules: Rule) -> Source:
+        source = AttributedSource(opened(path), rules)
+        source.buffer_bytes = 64 * KIB
+        return source
+
+    for number, (before, after) in enumerate(
+        [
+            (lambda: opened(listed), lambda: opened(listed)),
+            (lambda: attributed(TableRule(str(table))), lambda: attributed(TableRule(str(table)))),
+            (lambda: attributed(label_rule()), lambda: attributed(PathRule("label", "-1"))),
+        ]
+    ):
+        volume = fresh(tmp_path / f"{number}.img")
+        write(1)
+        assert run(volume, before(), kill_at=8) is None
+        write(22)
+        with pytest.raises(UsageError, match="are not those of now"):
+            run(volume, after())
+
+
+@pytest.mark.parametrize("position", [0, 4096])
+def test_a_damaged_journal_can_be_abandoned(tmp_path: Path, position: int) -> None:
+    path, volume = folder(tmp_path), fresh(tmp_path / "v.img")
+    run(volume, opened(path), kill_at=12)
+    with dlfs.open(volume) as target:
+        record = target._opened().catalog.find_unfinished(b"x")
+        assert record is not None
+        space = DataSpace(target._opened().superblock.geometry, record.journal_runs)
+    flip_bit(Path(volume), space.resolve(position)[1] + 50)
+    with pytest.raises(ChecksumError) as caught:
+        run(volume, opened(path))
+    assert "its journal is damaged" in caught.value.__notes__[0]
+    with dlfs.open(volume) as target:
+        assert [finding.kind for finding in target.verify()] == ["journal"]
+        target.abandon("x")
+    assert run(volume, opened(path)) is not None
