@@ -21,7 +21,7 @@ from dlfs.ingest.bad_records import BadRecords
 from dlfs.ingest.formats.tfrecord.records import RecordOptions, RecordSource
 from dlfs.ingest.isolation.confines import allow_memory, note_location
 from dlfs.ingest.records import files_of
-from dlfs.ingest.source import check_unchanged, file_errors, file_state
+from dlfs.ingest.source import SampleBlock, check_unchanged, file_errors, file_state
 
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 """Options of the reader: no threads, each of which would have a buffer of 16 MiB."""
@@ -64,13 +64,24 @@ class ArrayRecordSource(RecordSource):
                 self._counts.append(reader.num_records())
         self.sample_count = sum(self._counts) if options.nulls != "skip" else None
 
+    def read_shard(self, number: int) -> Iterator[SampleBlock]:
+        """Read one file; see ``ShardSource``."""
+        if self._examples is None and self.passes(self._counts[number]):
+            return iter(())
+        return super().read_shard(number)
+
     def stream(self, number: int, bad: BadRecords) -> Generator[tuple[int, bytes], None, None]:
         """Yield the records of one file; see ``RecordSource``."""
         del bad  # behind a record that is damaged, none can be read
+        first = 0 if self._examples is not None else min(self.to_pass, self._counts[number])
+        self.to_pass -= first
         shard = self.shards[number]
         allow_memory(_COPIES * self._states[number][0])
         with _reader(shard) as reader:
-            for count in range(self._counts[number]):
+            if first:
+                with _errors(f"import {shard}"):
+                    reader.seek(first)
+            for count in range(first, self._counts[number]):
                 where = f"import {shard}: record {count}"
                 note_location(where)
                 with _errors(where):

@@ -142,6 +142,18 @@ def tfrecord_gz(place: Path) -> Made:
     return tfrecord(place, ".gz")
 
 
+def array_record(place: Path) -> Made:
+    module = pytest.importorskip("array_record.python.array_record_module")
+    (place / "records").mkdir()
+    for shard in range(3):
+        path = place / "records" / f"{shard}.arrayrecord"
+        writer = module.ArrayRecordWriter(str(path), "group_size:4")
+        for data in contents()[shard * 40 : (shard + 1) * 40]:
+            writer.write(data)
+        writer.close()
+    return Made(place / "records", "arrayrecord")
+
+
 def examples(place: Path) -> Made:
     """Make records of which some lack an attribute, and some have another feature."""
     options = {"column": "image", "attributes": ("label", "score"), "nulls": "skip"}
@@ -279,6 +291,7 @@ SOURCES: dict[str, Callable[[Path], Made]] = {
     "tfrecord": tfrecord,
     "tfrecord.gz": tfrecord_gz,
     "examples": examples,
+    "arrayrecord": array_record,
     "parquet": parquet,
     "parquet-nulls": parquet_nulls,
     "arrow-file": arrow_file,

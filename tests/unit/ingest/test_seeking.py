@@ -90,6 +90,12 @@ READS: dict[str, tuple[Callable[[], Any], str, Callable[..., int], int]] = {
     "list": (lambda: files, "read_files", lambda _d, _n, chosen, *_, **__: len(chosen), 0),
     "tar": (lambda: RangeReader, "read_ranges", lambda _, places, __: places.shape[1], 0),
     "tfrecord": (lambda: RangeReader, "read_ranges", lambda _, places, __: places.shape[1], 0),
+    "arrayrecord": (
+        lambda: _module("array_record.python.array_record_module").ArrayRecordReader,
+        "read",
+        lambda _: 1,
+        0,
+    ),
     "tar.gz": (lambda: Archive, "read", lambda *_: 1, 0),
     "zip": (lambda: ZipArchive, "read_into", lambda *_: 1, 0),
     "parquet": (lambda: _module("pyarrow.parquet").ParquetFile, "iter_batches", rows_of_groups, 1),
