@@ -163,7 +163,7 @@ class WebDatasetSource(ArchiveShards):
                 except RecordError as error:
                     self.bad.note(shard, f"key {show(group.key)}", error)
                 else:
-                    yield from records
+                    yield from (record for record in records if not self.passes())
 
     def _samples(self, group: _Group, prefix: bytes, where: str) -> list[Record]:
         """Return the samples of a key; none if it lacks a member and is left out."""
@@ -250,6 +250,18 @@ class WebDatasetSource(ArchiveShards):
         }
         return self._maker.make(prefix + group.key, values, where, attributes)
 
+    def _is_passed(self, group: _Group, extension: str) -> bool:
+        """Return True if the next member of a key is no more than a sample of an earlier import."""
+        if not self.to_pass or extension in self._used:
+            return False
+        if self._maker.fields or self._options.nulls != "error":  # the bytes decide on more
+            return False
+        samples = [name for name in group.members if self._is_sample(name)]
+        return len(samples) < self.to_pass
+
+    def _is_sample(self, extension: str) -> bool:
+        return extension not in self._used and self._column in (None, extension)
+
     def _groups(self, number: int) -> Generator[_Group, None, None]:
         group: _Group | None = None
         with self.open_shard(number) as archive:
@@ -272,7 +284,9 @@ class WebDatasetSource(ArchiveShards):
                 if extension in group.members:
                     group.twice = extension, member.path
                 else:
-                    group.members[extension] = member.path, archive.read(member)
+                    is_passed = self._is_passed(group, extension)
+                    data = memoryview(b"") if is_passed else archive.read(member)
+                    group.members[extension] = member.path, data
         if group is not None:
             yield group
 

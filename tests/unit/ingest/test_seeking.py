@@ -96,6 +96,7 @@ READS: dict[str, tuple[Callable[[], Any], str, Callable[..., int], int]] = {
         lambda _: 1,
         0,
     ),
+    "webdataset": (lambda: Archive, "read", lambda _, one: one.path.endswith(b".bin"), 0),
     "tar.gz": (lambda: Archive, "read", lambda *_: 1, 0),
     "zip": (lambda: ZipArchive, "read_into", lambda *_: 1, 0),
     "parquet": (lambda: _module("pyarrow.parquet").ParquetFile, "iter_batches", rows_of_groups, 1),
