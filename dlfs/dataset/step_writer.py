@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 STEP_BYTES = 2 * GIB
 """Bytes of samples after which a step ends."""
+STEP_SAMPLES = 1 << 20
+"""Samples after which a step ends, however small they are: its writer has their paths in memory."""
 PAUSE_S = 0.03
 """Time between two steps in which another writer can lock the volume, in seconds: a writer that
 waits for the lock tries every 10 ms."""
@@ -222,7 +224,7 @@ class StepWriter:
             )
             self.source_count += chosen.stop - first
             first = chosen.stop
-            if writer.sample_bytes >= self._step_bytes:
+            if writer.sample_bytes >= self._step_bytes or writer.sample_count >= STEP_SAMPLES:
                 self._commit_step(writer)
 
     def _end_of_step(self, writer: DatasetWriter, lengths: NDArray[np.int64], first: int) -> int:
@@ -231,7 +233,7 @@ class StepWriter:
             return len(lengths)
         ends = writer.sample_bytes + np.cumsum(lengths[first:])
         ending = int(np.searchsorted(ends, self._step_bytes))  # the first sample that reaches it
-        return min(len(lengths), first + ending + 1)
+        return min(len(lengths), first + ending + 1, first + STEP_SAMPLES - writer.sample_count)
 
     def add_directory(self, path: PathLike) -> None:
         """Add a directory; see ``DatasetWriter.add_directory``. The seal reports what is wrong."""

@@ -308,7 +308,7 @@ def _open_writer(
         return volume.writer(name, **given)
     origin = {
         "source": source.name,
-        "fingerprint": fingerprint_of(source.fingerprint, options),
+        "fingerprint": fingerprint_of(source.fingerprint, options, str(uuid)),
         "command": command,
         "directory": os.getcwd(),
     }

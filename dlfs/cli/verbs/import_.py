@@ -12,6 +12,7 @@ import typer
 
 import dlfs
 from dlfs.base.arguments import Layout
+from dlfs.base.wording import redact
 from dlfs.cli.attributes import parse_defaults, with_attributes
 from dlfs.cli.datasets import describe_bad
 from dlfs.cli.exits import ExitCode
@@ -34,7 +35,7 @@ from dlfs.cli.output import (
 from dlfs.cli.progress import progress_bar
 from dlfs.errors import DlfsError, ExistsError, FormatError, NotFoundError, UsageError
 from dlfs.format.names import new_dataset_name
-from dlfs.ingest.registry import AUTO, describe_options, parse_settings
+from dlfs.ingest.registry import AUTO, STDIN, describe_options, parse_settings
 
 if TYPE_CHECKING:
     from dlfs import Volume
@@ -219,6 +220,8 @@ def _run(command: dict[str, Any], *, json: bool) -> None:
             array_shape=command["array_shape"],
         )
         step = parse_size(command["step"])
+        if step == 0 or command["skip_bad"] is not None:
+            _check_no_unfinished(volume, name)
         report = run(
             volume,
             attributed,
@@ -230,10 +233,25 @@ def _run(command: dict[str, Any], *, json: bool) -> None:
             skip_existing=skip_existing,
             defaults=parse_defaults(command["default"]),
             step_bytes=STEP_BYTES if step is None else step or None,
-            command=command,
+            command=_without_secrets(command),
             progress=bar.show,
         )
     _report(report, appended=append, json=json)
+
+
+def _without_secrets(command: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a command for the record of an import; None if its URLs have secrets in them."""
+    texts = [*command["arguments"], *(command["attributes"] or [])]
+    return command if all(redact(text) == text for text in texts) else None
+
+
+def _check_no_unfinished(volume: Volume, name: str) -> None:
+    """Check that an import without steps does not leave an unfinished one of its name behind."""
+    if any(info.name == name for info in volume.unfinished()):
+        raise UsageError(
+            f"import {name}: expected no unfinished import of this name for one without steps; go "
+            "on with it without --step 0 and --skip-bad, or free it with --abandon"
+        )
 
 
 def _check_alone(
@@ -279,7 +297,13 @@ def _kept_command(uri: str, name: str | None) -> dict[str, Any]:
     if not isinstance(command, dict) or not known or not isinstance(directory, str):
         raise UsageError(
             f"import --resume: the unfinished import of {found[0].name} does not have its command: "
-            "a program began it, or the command is too long; go on with it by what began it"
+            "a program began it, its URLs have secrets, or it is too long; go on with it by what "
+            "began it"
+        )
+    if STDIN in command["arguments"]:
+        raise UsageError(
+            f"import --resume: the import of {found[0].name} reads standard input; give it the "
+            f"same again: dlfs import {' '.join(command['arguments'])} --name {found[0].name}"
         )
     note(f"going on in {directory}: {' '.join(command['arguments'])}")
     try:

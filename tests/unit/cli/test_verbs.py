@@ -279,6 +279,9 @@ def test_import_goes_on_or_is_abandoned(run, tmp_path, monkeypatch) -> None:
     assert "got x, y; --name chooses one" in run("import", "--resume", members).err
     for options in (["--seed", "3"], ["--layout", "path"], ["--format", "folder"]):
         assert "no options of a new" in run("import", "--resume", members, *options).err
+    for options in (["--step", "0"], ["--skip-bad", "1"]):
+        done = run("import", str(source), members, "-n", "x", *options)
+        assert "expected no unfinished import of this name" in done.err
     done = run("import", "--resume", members, "-n", "x")
     assert done.code == 0
     assert "imported x@1: 40 samples" in done.err
@@ -288,6 +291,25 @@ def test_import_goes_on_or_is_abandoned(run, tmp_path, monkeypatch) -> None:
     assert "where the import of y began" in run("import", "--resume", members).err
     assert run("import", "--abandon", "y", members, "--json").json["abandoned"]["name"] == "y"
     assert "got none" in run("import", "--resume", members).err
+
+
+def test_a_command_is_kept_without_secrets(run, volume, tmp_path, monkeypatch) -> None:
+    def fail(_writer: StepWriter) -> None:
+        raise DeviceError("the network is down", errno.EIO)
+
+    monkeypatch.setattr(StepWriter, "seal", fail)
+    write_files(tmp_path / "made", {f"{number}": bytes(50_000) for number in range(8)})
+    (tmp_path / "list").write_text("".join(f"made/{number}\n" for number in range(8)))
+    monkeypatch.chdir(tmp_path)
+    table = tmp_path / "https:" / "user:pw@host" / "t.csv"
+    table.parent.mkdir(parents=True)
+    table.write_text("path,x\n" + "".join(f"{number},1\n" for number in range(8)))
+    secret = "https://user:pw@host/t.csv"
+    failed = run("import", "made", volume, "-n", "x", "--step", "100KiB", "--attributes", secret)
+    assert "are kept as an unfinished import" in failed.err
+    (info,) = run("info", volume, "--json").json["unfinished"]
+    assert info["origin"]["command"] is None
+    assert "its URLs have secrets" in run("import", "--resume", volume).err
 
 
 def test_import_wants_source_and_volume(run, volume) -> None:

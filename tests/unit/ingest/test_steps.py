@@ -453,3 +453,18 @@ def test_a_damaged_journal_can_be_abandoned(tmp_path: Path, position: int) -> No
         assert [finding.kind for finding in target.verify()] == ["journal"]
         target.abandon("x")
     assert run(volume, opened(path)) is not None
+
+
+def test_a_step_ends_after_many_small_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_writer, "STEP_SAMPLES", 100)
+    volume = fresh(tmp_path / "v.img")
+    with dlfs.open(volume) as target:
+        writer = target.step_writer("x", {}, step_bytes=STEP_BYTES, layout="path")
+        nothing = np.zeros(250, np.int64)
+        writer.add_batch([b"%d" % number for number in range(250)], b"", nothing, nothing)
+        writer.abort()
+        target.refresh()
+        (info,) = target.unfinished()
+        assert info.sample_count == 200
