@@ -162,6 +162,7 @@ class DatasetWriter:
         self.bad = BadReport() if previous is None else previous.bad
         self._encoder = None if fields is None else self._declare(fields)
         self._has_bytes = False  # samples of bytes were added
+        self._has_packed = False  # the directory has samples
         self._directory = DirectoryBuilder()
         self._attributes = AttributesBuilder()
         self._names = AttributeNames(defaults or {})
@@ -200,6 +201,7 @@ class DatasetWriter:
         Raises:
             ExistsError: a path is there already, or is a directory.
         """
+        self._has_packed = True
         first, parts = previous.first_chunk, previous.parts
         self._packer.parts[first : first + len(parts)] = parts
         paths, lengths = previous.paths, previous.lengths
@@ -256,7 +258,7 @@ class DatasetWriter:
         """
         self._check_open()
         raw = path_bytes(path)
-        if raw in self._stage.path_set or raw in self._directory:
+        if raw in self._stage.path_set or (self._has_packed and raw in self._directory):
             raise ExistsError(f"add the sample {display(raw)!r}: it was added already")
         if isinstance(data, Mapping):
             check_no_reserved(attributes, raw)
@@ -452,6 +454,7 @@ class DatasetWriter:
                 self._packer.fill_chunks(lengths, order)
             locations = self._pack_into_windows(len(paths), source, offsets, lengths, order)
             self._directory.add_many(paths, *unpack_locations(locations))
+            self._has_packed = True
         except BaseException:
             self.abort()
             raise
