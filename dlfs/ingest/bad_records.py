@@ -22,7 +22,6 @@ Threads: any at once.
 from __future__ import annotations
 
 import errno
-import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
 
+from dlfs.base.forks import Lock
 from dlfs.errors import (
     ChecksumError,
     ClosedError,
@@ -131,7 +131,7 @@ class BadRecords:
         self.limit = limit
         self.show: Callable[[str], str] = str
         self._carried = carried or BadReport()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._reasons: Counter[str] = Counter()
         self._records: list[BadRecord] = []
         self._taken: tuple[Counter[str], int] = Counter(), 0

@@ -428,8 +428,8 @@ def stream_ahead(
     Threads: one thread runs ``blocks``; it has ended when the iterator is closed.
     """
     with closing(blocks), ThreadPool(1, thread_name_prefix="dlfs-ingest") as executor:
-        pending = executor.submit(next, blocks, None)
         try:
+            pending = executor.submit(next, blocks, None)
             while (block := pending.result()) is not None:
                 pending = executor.submit(next, blocks, None)
                 yield block

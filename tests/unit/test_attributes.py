@@ -24,7 +24,7 @@ from dlfs.errors import (
 )
 from dlfs.format.geometry import DataSpace
 from dlfs.ingest.importer import import_dataset
-from dlfs.ingest.source import SampleBlock
+from dlfs.ingest.source import SampleBlock, Source
 from tests.support.files import write_at
 from tests.support.forked import run_forked
 
@@ -262,7 +262,7 @@ def test_strings_keep_the_nuls_at_their_ends(make_volume: Callable[..., dlfs.Vol
         assert dataset.column("x").tolist() == ["one\0", "\0", "two\0\0"]
 
 
-class LabelledSource:
+class LabelledSource(Source):
     """Samples with labels."""
 
     name = "labelled"
