@@ -97,6 +97,9 @@ class Rule(Protocol):
     fingerprint: str | None = None
     """Differs for a rule that gives other attributes. None: no import goes on with the rule."""
 
+    needs_all: bool = False
+    """True for a rule that compares samples: it sees those that an earlier import has, too."""
+
     def seek(self, count: int) -> None:
         """Take note that so many samples had their attributes in an earlier import."""
         del count
@@ -141,6 +144,8 @@ class AttributedSource(WrappedSource):
 
     def seek(self, count: int) -> int:
         """Leave out the first samples of the wrapped source; see ``Source.seek``."""
+        if any(rule.needs_all for rule in self._rules):
+            return 0
         sought = super().seek(count)
         for rule in self._rules:
             rule.seek(sought)
@@ -283,6 +288,7 @@ class TableRule(Rule):
             names = (FILE_NAME,) if path_column is None else names
             columns, self._left_out = read_coco(path, self._name)
             self._path_of = {}
+            self.needs_all = True
         elif suffix in DELIMITERS:
             columns = _read_csv(path, DELIMITERS[suffix], text=names)
         elif suffix in _OPENERS:

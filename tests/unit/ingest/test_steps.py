@@ -18,7 +18,7 @@ from dlfs.errors import ChecksumError, ExistsError, NotFoundError, StaleError, U
 from dlfs.format.geometry import DataSpace
 from dlfs.ingest.attributes import AttributedSource, PathRule, Rule, TableRule, label_rule
 from dlfs.ingest.importer import ImportReport, import_dataset, open_source
-from dlfs.ingest.source import Source, array_attributes
+from dlfs.ingest.source import SampleBlock, Source, array_attributes
 from tests.support.files import flip_bit
 from tests.support.volumes import new_volume, read_dataset, write_dataset
 
@@ -468,3 +468,25 @@ def test_a_step_ends_after_many_small_samples(
         target.refresh()
         (info,) = target.unfinished()
         assert info.sample_count == 200
+
+
+def test_a_rule_that_compares_samples_sees_those_of_earlier_steps(tmp_path: Path) -> None:
+    class Comparing(Rule):
+        fingerprint = "1"
+        needs_all = True
+
+        def __init__(self) -> None:
+            self.seen = 0
+
+        def columns(self, block: SampleBlock) -> dict[str, Any]:
+            self.seen += len(block.paths)
+            return {"number": np.arange(len(block.paths))}
+
+    path, volume = folder(tmp_path), fresh(tmp_path / "v.img")
+    for kill_at in (8, None):
+        rule = Comparing()
+        source = AttributedSource(opened(path), [rule])
+        report = run(volume, source, kill_at=kill_at)
+    assert report is not None
+    assert 0 < report.kept_count < FILES
+    assert rule.seen == FILES
