@@ -81,6 +81,11 @@ def _encode_origin(origin: Origin) -> bytes:
     return json.dumps({"source": source, "fingerprint": fingerprint}).encode()
 
 
+def let_others_lock() -> None:
+    """Wait between two steps."""
+    time.sleep(PAUSE_S)
+
+
 class StepWriter:
     """Writes one dataset in steps. A context manager: a clean exit seals it.
 
@@ -255,7 +260,7 @@ class StepWriter:
 
     def _lock(self) -> Transaction:
         """Start the transaction of the next step; the import must be as the last one left it."""
-        time.sleep(PAUSE_S)
+        let_others_lock()
         transaction = when_unlocked(self._begin, LOCK_TIMEOUT_S)
         with closed_on_error(transaction):
             steps = self._steps

@@ -195,7 +195,7 @@ def test_others_write_between_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path, volume = folder(tmp_path), fresh(tmp_path / "v.img")
     written: list[str] = []
 
-    def pause(_seconds: float) -> None:
+    def pause() -> None:
         name = f"checkpoint-{len(written)}"
         with dlfs.open(volume) as other:
             write_dataset(other, name, {"weights": bytes([len(written)]) * 30_000})
@@ -203,7 +203,7 @@ def test_others_write_between_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 other.remove(written[-1])
         written.append(name)
 
-    monkeypatch.setattr(step_writer.time, "sleep", pause)
+    monkeypatch.setattr(step_writer, "let_others_lock", pause)
     assert run(volume, opened(path)) is not None
     assert len(written) > 3
     whole = fresh(tmp_path / "whole.img")
@@ -223,11 +223,11 @@ def test_an_import_that_another_one_went_on_with_ends(
     path, volume = folder(tmp_path), fresh(tmp_path / "v.img")
     others: list[object] = []
 
-    def pause(_seconds: float) -> None:
-        monkeypatch.setattr(step_writer.time, "sleep", lambda _seconds: None)
+    def pause() -> None:
+        monkeypatch.setattr(step_writer, "let_others_lock", lambda: None)
         others.append(run(volume, opened(path)))
 
-    monkeypatch.setattr(step_writer.time, "sleep", pause)
+    monkeypatch.setattr(step_writer, "let_others_lock", pause)
     with pytest.raises(StaleError, match="it is gone"):
         run(volume, opened(path))
     assert others[0] is not None
