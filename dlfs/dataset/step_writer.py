@@ -286,8 +286,17 @@ class StepWriter:
 
         Raises:
             ExistsError: two samples of different steps have one path, or a file and a directory.
-            DlfsError: as ``DatasetWriter.seal``.
+            DlfsError: as ``DatasetWriter.seal``. The writer has aborted; its steps are kept.
         """
+        try:
+            info = self._seal()
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        self._state = "sealed"
+        return info
+
+    def _seal(self) -> DatasetInfo:
         if self._steps is not None:
             if self._writer is not None and self._writer.sample_count:
                 self._commit_step(self._writer)
@@ -297,9 +306,7 @@ class StepWriter:
         writer = self._opened()
         for path in self._directories:
             writer.add_directory(path)
-        info = writer.seal()
-        self._state = "sealed"
-        return info
+        return writer.seal()
 
     def _whole(self) -> DatasetWriter:
         """Return a writer that has the samples of all steps."""
@@ -328,9 +335,16 @@ class StepWriter:
     ) -> None:
         if error is None and self._state == "open":
             self.seal()
+        elif error is not None:
+            self._give_up(error)
+        self.abort()
+
+    def _give_up(self, error: BaseException) -> None:
+        """Abort after an error, and note in it what is kept; do nothing after the end."""
+        if self._state != "open":
             return
         self.abort()
-        if error is not None and self._state != "sealed" and self._steps is not None:
+        if self._steps is not None:
             record = self._steps.record
             count, size = format_count(record.sample_count, "sample"), record.sample_bytes
             error.add_note(

@@ -163,6 +163,7 @@ class DatasetWriter:
         self._encoder = None if fields is None else self._declare(fields)
         self._has_bytes = False  # samples of bytes were added
         self._has_packed = False  # the directory has samples
+        self._earlier_bytes = 0, 0  # of paths and attributes, in the steps before
         self._directory = DirectoryBuilder()
         self._attributes = AttributesBuilder()
         self._names = AttributeNames(defaults or {})
@@ -218,6 +219,7 @@ class DatasetWriter:
         self._encoder = unfinished.encoder
         self._has_bytes = unfinished.encoder is None
         self._stage_number = unfinished.window_count
+        self._earlier_bytes = unfinished.path_bytes, unfinished.attributes_bytes
 
     def __contains__(self, path: object) -> bool:
         """Return True if a sample of this path was added, or is in the earlier version."""
@@ -696,10 +698,11 @@ class DatasetWriter:
             # The seal writes the directory and the attributes of all samples before the journals
             # become free.
             record, chunk_bytes = self._unfinished.record, self._transaction.geometry.chunk_bytes
-            overhead -= -self._unfinished.attributes_bytes // chunk_bytes
+            path_bytes, attributes_bytes = self._earlier_bytes
+            overhead -= -attributes_bytes // chunk_bytes
             overhead += self._overhead_chunks(
                 self.sample_count + record.sample_count,
-                self._path_bytes + self._unfinished.path_bytes,
+                self._path_bytes + path_bytes,
                 self.sample_bytes + record.sample_bytes,
             )
         self._transaction.space.reserve = overhead

@@ -490,3 +490,15 @@ def test_a_rule_that_compares_samples_sees_those_of_earlier_steps(tmp_path: Path
     assert report is not None
     assert 0 < report.kept_count < FILES
     assert rule.seen == FILES
+
+
+def test_a_seal_that_fails_unlocks_the_volume_and_says_what_is_kept(tmp_path: Path) -> None:
+    with dlfs.open(fresh(tmp_path / "v.img")) as target:
+        writer = target.step_writer("x", {}, step_bytes=100_000, layout="path")
+        lengths = np.full(3, 60_000)
+        writer.add_batch([b"a", b"b", b"c"], bytes(180_000), np.arange(3) * 60_000, lengths)
+        with pytest.raises(ExistsError, match="'a'") as raised, writer:
+            writer.add_directory(b"a")
+        (note,) = raised.value.__notes__
+        assert "3 samples, 175.8 KiB, are kept as an unfinished import" in note
+        assert target.abandon("x").sample_count == 3
