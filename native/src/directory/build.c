@@ -583,7 +583,7 @@ static int build_segment(dlfs_directory_builder *builder, const uint32_t *parts,
     if (code == 0) {
         code = place_locations(&layout, &builder->entries);
     }
-    if (code < 0) {
+    if (code != 0) {
         return code;
     }
     uint8_t *entries = builder->entries.base;

@@ -177,7 +177,7 @@ static int reserve_slots(dlfs_path_table *table, uint64_t more, uint64_t count)
     if (table->slots != NULL && least <= table->slot_count) {
         return 0;
     }
-    uint64_t grown = table->slots != NULL ? table->slot_count + table->slot_count / 2 : 0;
+    uint64_t grown = table->slots != NULL ? table->slot_count + table->slot_count / 2 : SLOTS_MIN;
     return make_index(table, least > grown ? least : grown, count);
 }
 
