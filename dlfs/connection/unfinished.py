@@ -20,6 +20,7 @@ from dlfs.directory import FrozenDirectory
 from dlfs.errors import FormatError
 from dlfs.fields import FIELDS_COLUMN, FieldEncoder, find_fields
 from dlfs.format.catalog import DatasetRecord
+from dlfs.format.journal import Cursor
 from dlfs.format.paths import display
 from dlfs.store.chunk_reader import copy_orders
 from dlfs.store.journal import Step, read_step, read_steps
@@ -68,6 +69,11 @@ class UnfinishedSteps:
     def source_count(self) -> int:
         """Number of the source's samples that the steps have used."""
         return self.steps[-1].header.source_count
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """The last cursor that the source gave for these samples."""
+        return self.steps[-1].header.cursor
 
     @property
     def window_count(self) -> int:

@@ -34,6 +34,7 @@ from dlfs.dataset.writer import DatasetWriter
 from dlfs.errors import ClosedError, FormatError, StaleError, UsageError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.constants import ADDRESS_MAX, SOURCE_BYTES_MAX
+from dlfs.format.journal import CURSOR_BYTES_MAX, Cursor
 from dlfs.format.paths import PathLike, display
 from dlfs.store.info import DatasetInfo, read_origin
 from dlfs.store.locking import when_unlocked
@@ -110,6 +111,7 @@ class StepWriter:
         layout: order in which samples are packed.
         source_count: samples of the source that the steps so far have used. The caller adds those
             that follow.
+        cursor: the last cursor that the source gave for these samples; None without one.
         kept_count: samples of the steps that were there at the start.
         kept_bytes: sum of their lengths.
         sample_count: samples added so far, those of earlier steps included.
@@ -165,6 +167,7 @@ class StepWriter:
             kept = (0, 0) if found is None else (found.sample_count, found.sample_bytes)
             self.kept_count, self.kept_bytes = kept
             self.source_count = 0 if self._steps is None else self._steps.source_count
+            self.cursor = None if self._steps is None else self._steps.cursor
             self._writer = self._step(
                 transaction,
                 uuid=uuid,
@@ -207,8 +210,12 @@ class StepWriter:
         lengths: NDArray[np.int64],
         *,
         attributes: Mapping[str, ArrayLike] | None = None,
+        cursor: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add samples as ``DatasetWriter.add_batch`` does; commit the steps that end in them."""
+        """Add samples as ``DatasetWriter.add_batch`` does; commit the steps that end in them.
+
+        ``cursor`` is the position in the source after them; see ``SampleBlock``.
+        """
         columns = {name: as_array(name, values) for name, values in (attributes or {}).items()}
         for name, values in columns.items():
             if values.shape[:1] != (len(paths),):
@@ -229,8 +236,17 @@ class StepWriter:
             )
             self.source_count += chosen.stop - first
             first = chosen.stop
+            if first == len(paths):
+                self._note_cursor(cursor)
             if writer.sample_bytes >= self._step_bytes or writer.sample_count >= STEP_SAMPLES:
                 self._commit_step(writer)
+
+    def _note_cursor(self, value: Mapping[str, Any] | None) -> None:
+        """Take note of a cursor of the source after all samples so far, unless it is too long."""
+        if value is not None:
+            cursor = Cursor(value, self.source_count)
+            if len(cursor.json) <= CURSOR_BYTES_MAX:
+                self.cursor = cursor
 
     def _end_of_step(self, writer: DatasetWriter, lengths: NDArray[np.int64], first: int) -> int:
         """Return the position after the last sample to add to the present step."""
@@ -245,7 +261,7 @@ class StepWriter:
         self._directories.append(path)
 
     def _commit_step(self, writer: DatasetWriter) -> None:
-        self._steps = writer.commit_step(self.source_count, self._origin)
+        self._steps = writer.commit_step(self.source_count, self._origin, self.cursor)
         self._writer = None
 
     def _opened(self) -> DatasetWriter:

@@ -48,7 +48,7 @@ from dlfs.format.bad_records import BadReport, bad_records_tags
 from dlfs.format.catalog import LAYOUTS, AttributeExtent, DatasetRecord
 from dlfs.format.constants import SAMPLE_BYTES_MAX, TAG_SOURCE
 from dlfs.format.geometry import ChunkRun
-from dlfs.format.journal import StepHeader, encode_step_header
+from dlfs.format.journal import Cursor, StepHeader, encode_step_header
 from dlfs.format.location import LOCATION, unpack_locations
 from dlfs.format.paths import PathLike, display, path_bytes
 from dlfs.reader.reserved import check_no_reserved, check_reserved, has_reserved
@@ -529,7 +529,9 @@ class DatasetWriter:
         self._end("sealed", generation)
         return describe_dataset(record, self._transaction.geometry)
 
-    def commit_step(self, source_count: int, source: bytes) -> UnfinishedSteps:
+    def commit_step(
+        self, source_count: int, source: bytes, cursor: Cursor | None = None
+    ) -> UnfinishedSteps:
         """Commit the added samples as a step of an unfinished import; the writer has ended then.
 
         No reader sees them as a dataset, and the volume is unlocked.
@@ -537,6 +539,7 @@ class DatasetWriter:
         Args:
             source_count: samples of the source that this step and those before it have used.
             source: describes the source and the options of the import.
+            cursor: the last cursor that the source gave for them.
 
         Returns:
             The steps of the import, this one included.
@@ -547,7 +550,7 @@ class DatasetWriter:
         self._check_open()
         try:
             self._drain_stage()
-            steps = self._write_step(source_count, source)
+            steps = self._write_step(source_count, source, cursor)
             generation = self._transaction.commit(removed=self._replaced, added=[steps.record])
         except BaseException:
             self.abort()
@@ -559,7 +562,9 @@ class DatasetWriter:
     def _replaced(self) -> list[DatasetRecord]:
         return [] if self._unfinished is None else [self._unfinished.record]
 
-    def _write_step(self, source_count: int, source: bytes) -> UnfinishedSteps:
+    def _write_step(
+        self, source_count: int, source: bytes, cursor: Cursor | None
+    ) -> UnfinishedSteps:
         """Write the last window and the journal of the step; return the steps with this one."""
         chunks = self._open_chunks()
         self._finish_window(chunks)
@@ -585,6 +590,8 @@ class DatasetWriter:
             names_bytes=segment.names.nbytes,
             attributes_bytes=sum(column.nbytes for column in columns),
             attributes_head_bytes=columns[0].nbytes if columns else 0,
+            cursor_count=cursor.count if cursor else 0,
+            cursor_json=cursor.json if cursor else b"",
         )
         raw = np.frombuffer(encode_step_header(header, self.uuid), np.uint8)
         journal = self._transaction.write_segment([raw, segment.entries, segment.names, *columns])

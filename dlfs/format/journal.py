@@ -6,8 +6,11 @@ segment of the step's samples and, if they have columns, their attribute segment
 
 from __future__ import annotations
 
+import json
 import struct
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
+from typing import Any
 from uuid import UUID
 
 from dlfs._native.checksums import crc32c
@@ -18,9 +21,30 @@ STEP_HEADER_BYTES = 4096
 _MAGIC = b"DLFSJRN1"
 _VERSION = 1
 _START = struct.Struct("<8sII16s")
-_FIELDS = struct.Struct("<12Q")
+_FIELDS = struct.Struct("<14Q")
 _CRC = struct.Struct("<I")
 _COVERED = STEP_HEADER_BYTES - _CRC.size
+_CURSOR_AT = _START.size + _FIELDS.size
+CURSOR_BYTES_MAX = _COVERED - _CURSOR_AT
+"""Most bytes of a cursor in JSON: the rest of a header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A position in a source, in its own terms, from which an import can go on.
+
+    Attributes:
+        value: the position, as the source gave it; values of JSON.
+        count: samples of the source before it.
+    """
+
+    value: Mapping[str, Any]
+    count: int
+
+    @property
+    def json(self) -> bytes:
+        """The value in JSON, in ASCII."""
+        return json.dumps(self.value, separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +64,8 @@ class StepHeader:
         names_bytes: length of its names part.
         attributes_bytes: length of the attribute segment; 0 without one.
         attributes_head_bytes: length of its head; 0 without one.
+        cursor_count: samples of the source before its last cursor; 0 without one.
+        cursor_json: the last cursor that the source gave, in JSON; empty without one.
     """
 
     number: int
@@ -54,6 +80,13 @@ class StepHeader:
     names_bytes: int
     attributes_bytes: int
     attributes_head_bytes: int
+    cursor_count: int = 0
+    cursor_json: bytes = b""
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """The last cursor that the source gave; None without one."""
+        return Cursor(json.loads(self.cursor_json), self.cursor_count) if self.cursor_json else None
 
     @property
     def step_bytes(self) -> int:
@@ -65,7 +98,8 @@ class StepHeader:
 def encode_step_header(header: StepHeader, dataset_uuid: UUID) -> bytes:
     """Return the header of a step, ``STEP_HEADER_BYTES`` long."""
     start = _START.pack(_MAGIC, _VERSION, STEP_HEADER_BYTES, dataset_uuid.bytes)
-    covered = (start + _FIELDS.pack(*astuple(header))).ljust(_COVERED, b"\0")
+    fields = _FIELDS.pack(*astuple(header)[:-1], len(header.cursor_json))
+    covered = (start + fields + header.cursor_json).ljust(_COVERED, b"\0")
     return covered + _CRC.pack(crc32c(covered))
 
 
@@ -93,7 +127,9 @@ def decode_step_header(data: bytes, dataset_uuid: UUID, number: int, where: str)
             f"{what}: expected {_MAGIC!r} version {_VERSION} of dataset {dataset_uuid}, got "
             f"{magic!r} version {version} of dataset {UUID(bytes=uuid)}"
         )
-    header = StepHeader(*_FIELDS.unpack_from(data, _START.size))
+    *fields, cursor_bytes = _FIELDS.unpack_from(data, _START.size)
+    fields.append(bytes(data[_CURSOR_AT : _CURSOR_AT + cursor_bytes]))
+    header = StepHeader(*fields)
     lengths = (
         header.entries_bytes,
         header.names_bytes,
@@ -107,6 +143,8 @@ def decode_step_header(data: bytes, dataset_uuid: UUID, number: int, where: str)
         and all(length % STEP_HEADER_BYTES == 0 and length <= ADDRESS_MAX for length in lengths)
         and min(header.entries_bytes, header.names_bytes) > 0
         and header.attributes_head_bytes <= header.attributes_bytes
+        and cursor_bytes <= CURSOR_BYTES_MAX
+        and header.cursor_count <= header.source_count
     )
     if not sound:
         raise FormatError(f"{what}: expected lengths and counts of a step, got {header}")

@@ -73,9 +73,11 @@ class BlockAdder:
         return report
 
     def _add(self, block: SampleBlock) -> tuple[int, int]:
-        self._writer.add_batch(
-            block.paths, block.data, block.offsets, block.lengths, attributes=block.attributes
-        )
+        samples = block.paths, block.data, block.offsets, block.lengths
+        if isinstance(self._writer, StepWriter):
+            self._writer.add_batch(*samples, attributes=block.attributes, cursor=block.cursor)
+        else:
+            self._writer.add_batch(*samples, attributes=block.attributes)
         return len(block.paths), int(block.lengths.sum())
 
     def _find_new(self, paths: list[bytes]) -> list[bool]:

@@ -26,6 +26,7 @@ import numpy as np
 from dlfs.base.arguments import Layout
 from dlfs.errors import FormatError, UsageError
 from dlfs.fields.arrays import ArrayForm
+from dlfs.format.journal import Cursor
 from dlfs.ingest.bad_records import Name
 from dlfs.ingest.source import (
     PATH_COLUMNS,
@@ -142,11 +143,11 @@ class AttributedSource(WrappedSource):
         self._is_known = is_known
         return super().leave_out(is_known)
 
-    def seek(self, count: int) -> int:
+    def seek(self, count: int, cursor: Cursor | None = None) -> int:
         """Leave out the first samples of the wrapped source; see ``Source.seek``."""
         if any(rule.needs_all for rule in self._rules):
             return 0
-        sought = super().seek(count)
+        sought = super().seek(count, cursor)
         for rule in self._rules:
             rule.seek(sought)
         return sought

@@ -30,6 +30,7 @@ from dlfs._native.library import describe
 from dlfs.base.arguments import Layout
 from dlfs.base.closing import closed_on_error
 from dlfs.errors import DeviceError, DlfsError, UsageError
+from dlfs.format.journal import Cursor
 from dlfs.ingest.bad_records import current
 from dlfs.ingest.order import indexed_blocks, packing_order
 from dlfs.ingest.source import (
@@ -207,8 +208,9 @@ class FilesSource(Source):
         self._choose(before[~known])
         return int(known.sum())
 
-    def seek(self, count: int) -> int:
+    def seek(self, count: int, cursor: Cursor | None = None) -> int:
         """Do not read the first files in the order of packing; see ``Source.seek``."""
+        del cursor
         self._first = count
         return count
 

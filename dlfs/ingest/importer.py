@@ -247,7 +247,7 @@ def import_dataset(
         kept, left = (0, 0), 0
         if isinstance(writer, StepWriter):
             kept = writer.kept_count, writer.kept_bytes
-            left = writer.source_count - source.seek(writer.source_count)
+            left = writer.source_count - source.seek(writer.source_count, writer.cursor)
         paths = set(previous.paths) if previous is not None and skip_existing else set()
         labels = {} if previous is None else _class_labels(previous.columns)
         known = source.leave_out(paths.__contains__) if paths else 0

@@ -232,6 +232,7 @@ def join_blocks(
                 name: np.concatenate([block.attributes[name] for block in part])
                 for name in part[0].attributes
             },
+            part[-1].cursor,
         )
 
 

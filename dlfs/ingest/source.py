@@ -35,6 +35,7 @@ from dlfs.errors import (
 )
 from dlfs.fields.arrays import DTYPE_COLUMN, SHAPE_COLUMN, ArrayForm
 from dlfs.format.constants import COMPONENT_BYTES_MAX, PATH_BYTES_MAX, RESERVED_PREFIX
+from dlfs.format.journal import Cursor
 from dlfs.format.paths import path_problem
 from dlfs.ingest.bad_records import BadRecords
 from dlfs.ingest.registry import STDIN
@@ -67,6 +68,9 @@ class SampleBlock:
     Attributes:
         attributes: an array for each column, with a value for each sample: bool, integers, floats,
             or strings (dtype ``object`` or ``U``); see ``DatasetWriter.add_batch``.
+        cursor: position in the source after these samples and all before them, in the source's own
+            terms, from which ``Source.seek`` can go on: a dictionary of JSON, at most
+            ``CURSOR_BYTES_MAX`` long (a longer one is passed over). None if there is none here.
     """
 
     paths: list[bytes]
@@ -74,13 +78,15 @@ class SampleBlock:
     offsets: Int64Array
     lengths: Int64Array
     attributes: Mapping[str, Array] = field(default_factory=dict)
+    cursor: Mapping[str, Any] | None = None
 
     def behind(self, count: int) -> SampleBlock:
         """Return the samples behind the first ``count``, and of the data what they need."""
         columns = {name: values[count:] for name, values in self.attributes.items()}
         offsets, lengths = self.offsets[count:], self.lengths[count:]
         start = int(offsets.min(initial=len(self.data)))
-        return SampleBlock(self.paths[count:], self.data[start:], offsets - start, lengths, columns)
+        paths, data = self.paths[count:], self.data[start:]
+        return SampleBlock(paths, data, offsets - start, lengths, columns, self.cursor)
 
 
 def without_first(blocks: Iterable[SampleBlock], count: int) -> Generator[SampleBlock, None, None]:
@@ -100,7 +106,10 @@ def without_known(block: SampleBlock, is_known: Callable[[bytes], bool]) -> Samp
 
 
 def choose_samples(block: SampleBlock, wanted: Sequence[bool]) -> SampleBlock:
-    """Return some samples of a block, given True for each of them; its data is not copied."""
+    """Return some samples of a block, given True for each of them; its data is not copied.
+
+    The cursor stays: the others are behind the caller, too.
+    """
     if all(wanted):
         return block
     chosen = np.array(wanted, np.bool_)
@@ -110,6 +119,7 @@ def choose_samples(block: SampleBlock, wanted: Sequence[bool]) -> SampleBlock:
         block.offsets[chosen],
         block.lengths[chosen],
         {name: values[chosen] for name, values in block.attributes.items()},
+        block.cursor,
     )
 
 
@@ -124,6 +134,7 @@ def slice_samples(block: SampleBlock, first: int, count: int) -> SampleBlock:
         block.offsets[part],
         block.lengths[part],
         {name: values[part] for name, values in block.attributes.items()},
+        block.cursor if first + count == len(block.paths) else None,
     )
 
 
@@ -174,7 +185,7 @@ class Source(Protocol):
         del is_known
         return 0
 
-    def seek(self, count: int) -> int:
+    def seek(self, count: int, cursor: Cursor | None = None) -> int:
         """Do not read the first samples that ``blocks`` would yield, if the source can avoid it.
 
         The importer calls this before ``blocks``, when it goes on with an earlier import; it leaves
@@ -183,11 +194,14 @@ class Source(Protocol):
 
         Args:
             count: number of samples that the earlier import has used.
+            cursor: the last cursor of a block that was used as a whole, and the number of samples
+                up to it, at most ``count``; None if the source gave none. A source that counts
+                what it leaves out has these counts in its cursors.
 
         Returns:
             The number of samples that ``blocks`` will not yield, at most ``count``.
         """
-        del count
+        del count, cursor
         return 0
 
     @abstractmethod
@@ -220,8 +234,9 @@ class PassingSource(Source):
 
     to_pass = 0
 
-    def seek(self, count: int) -> int:
+    def seek(self, count: int, cursor: Cursor | None = None) -> int:
         """Pass over the first samples; see ``Source.seek``."""
+        del cursor
         self.to_pass = count
         return count
 
@@ -278,9 +293,9 @@ class WrappedSource(Source):
         self._take_facts()
         return count
 
-    def seek(self, count: int) -> int:
+    def seek(self, count: int, cursor: Cursor | None = None) -> int:
         """Leave out the first samples of the other source; see ``Source.seek``."""
-        return self._source.seek(count)
+        return self._source.seek(count, cursor)
 
     def finish(self) -> None:
         """Delete the local copies of the other source; see ``Source.finish``."""

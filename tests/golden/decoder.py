@@ -522,21 +522,23 @@ def decode_columns(segment: bytes, record: Record, head_bytes: int) -> dict[str,
 # ---- section 6.4 ---------------------------------------------------------------------------------
 
 
-def decode_journal(
-    volume: Volume, record: Record
-) -> list[tuple[dict[bytes, bytes], dict[str, list[object]]]]:
-    """The samples and the columns of each step of an unfinished import."""
+Steps = list[tuple[dict[bytes, bytes], dict[str, list[object]], tuple[int, object]]]
+
+
+def decode_journal(volume: Volume, record: Record) -> Steps:
+    """The samples, the columns and the cursor of each step of an unfinished import."""
     chunk_bytes = volume.superblock.chunk_bytes
     journal, data = volume.space(record.journal_runs), volume.space(record.data_runs)
-    steps: list[tuple[dict[bytes, bytes], dict[str, list[object]]]] = []
+    steps: Steps = []
     at = chunks = samples = 0
     while at < record.journal_bytes:
         header = journal[at : at + 4096]
         expect(crc32c(header[:4092]) == struct.unpack_from("<I", header, 4092)[0], "step checksum")
         expect(header[:32] == struct.pack("<8sII16s", b"DLFSJRN1", 1, 4096, record.uuid), "step")
-        number, first, count, step_samples, step_bytes, _, _, _, entries, names, columns, head = (
-            struct.unpack_from("<12Q", header, 32)
-        )
+        (
+            number, first, count, step_samples, step_bytes, _, _, _, entries, names, columns, head,
+            cursor_count, cursor_bytes,
+        ) = struct.unpack_from("<14Q", header, 32)  # fmt: skip
         expect((number, first) == (len(steps), chunks), "order of steps")
         own = data[first * chunk_bytes : (first + count) * chunk_bytes]
         step = record._replace(
@@ -549,6 +551,7 @@ def decode_journal(
             (
                 decode_samples(segments[: entries + names], own, step, chunk_bytes),
                 decode_columns(attributes, step, head) if columns else {},
+                (cursor_count, json.loads(header[144:][:cursor_bytes] or b"null")),
             )
         )
         at += -(-(4096 + entries + names + columns) // chunk_bytes) * chunk_bytes
@@ -628,9 +631,6 @@ def read_volume(paths: list[str | Path]) -> dict[tuple[bytes, int], dict[bytes, 
     volume = Volume([Path(path).read_bytes() for path in paths])
     sealed = [record for record in decode_catalog(volume) if record.is_sealed]
     return {(r.name, r.version): decode_dataset(volume, r) for r in sealed}
-
-
-Steps = list[tuple[dict[bytes, bytes], dict[str, list[object]]]]
 
 
 def read_unfinished(paths: list[str | Path]) -> dict[bytes, tuple[Steps, dict[int, bytes]]]:

@@ -27,6 +27,11 @@ def step_columns(step: int) -> dict[str, list[object]]:
     return {"step": [step] * 6, "text": [f"text {number}" for number in range(6)]}
 
 
+def step_cursor(step: int) -> dict[str, object] | None:
+    """Return the cursor of the source behind a step; every other one has none."""
+    return None if step % 2 else {"object": f"ä{step}", "record": 6}
+
+
 def commit_unfinished(
     volume: dlfs.Volume, name: str, steps: int = 2, uuid: UUID | None = None
 ) -> DatasetRecord:
@@ -46,7 +51,9 @@ def commit_unfinished(
         lengths = np.array(list(map(len, parts)))
         columns = {key: np.array(values) for key, values in step_columns(step).items()}
         offsets = np.cumsum(lengths) - lengths
-        writer.add_batch(paths, b"".join(parts), offsets, lengths, attributes=columns)
+        writer.add_batch(
+            paths, b"".join(parts), offsets, lengths, attributes=columns, cursor=step_cursor(step)
+        )
     writer.abort()
     with volume._transaction("a test") as transaction:
         record = transaction.base.catalog.find_unfinished(name.encode())
@@ -57,10 +64,14 @@ def commit_unfinished(
     return tagged
 
 
-def steps_of(count: int) -> Iterator[tuple[dict[bytes, bytes], dict[str, list[object]]]]:
-    """Yield the samples and the attributes of each step, in path order."""
+Step = tuple[dict[bytes, bytes], dict[str, list[object]], tuple[int, object]]
+
+
+def steps_of(count: int) -> Iterator[Step]:
+    """Yield the samples and the attributes of each step, in path order, and the last cursor."""
     for step in range(count):
         samples, columns = step_samples(step), step_columns(step)
         order = sorted(range(len(samples)), key=list(samples).__getitem__)
         in_order = {name: [values[i] for i in order] for name, values in columns.items()}
-        yield dict(sorted(samples.items())), in_order
+        last = step - step % 2
+        yield dict(sorted(samples.items())), in_order, (6 * (last + 1), step_cursor(last))

@@ -7,6 +7,7 @@ Texts are bytes, because names of files may be no UTF-8.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -120,11 +121,19 @@ class Block(msgspec.Struct, frozen=True, tag=True):
     offsets: Array
     lengths: Array
     attributes: dict[bytes, Array]
+    cursor: bytes
     new_bad: NewBad
 
     def columns(self) -> dict[str, Any]:
         """Return the array of each attribute."""
         return {to_text(name): values.array() for name, values in self.attributes.items()}
+
+    def position(self) -> dict[str, Any] | None:
+        """Return the cursor: JSON, as it will be stored."""
+        value = json.loads(self.cursor) if self.cursor else None
+        if not isinstance(value, dict | None):
+            raise TypeError(f"a cursor that is {type(value).__name__}")
+        return value
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
@@ -190,6 +199,7 @@ def block_message(
         Array.of(offsets),
         Array.of(block.lengths),
         {to_bytes(name): Array.of(values) for name, values in columns.items()},
+        b"" if block.cursor is None else json.dumps(block.cursor).encode(),
         NewBad.of(bad),
     )
 

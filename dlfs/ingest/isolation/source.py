@@ -25,6 +25,7 @@ import msgspec
 from dlfs.base.arguments import Layout
 from dlfs.base.closing import closed_on_error
 from dlfs.errors import DeviceError, DlfsError, FormatError
+from dlfs.format.journal import Cursor
 from dlfs.ingest.bad_records import current
 from dlfs.ingest.isolation.confines import read_note
 from dlfs.ingest.isolation.messages import Block, End, Facts, Failure, decode
@@ -52,7 +53,7 @@ class IsolatedSource(Source):
 
     def __init__(self, options: FormatOptions, paths: Sequence[str]) -> None:
         self.name = paths[0]
-        self._first = 0
+        self._first: tuple[int, Cursor | None] = 0, None
         self.bad = current()
         self._reader = take_process()
         self._note, self._buffers = self._reader.note, self._reader.buffers
@@ -61,9 +62,9 @@ class IsolatedSource(Source):
             self._send(options, list(paths), self.bad.limit)
             self._receive(Facts).take(self)
 
-    def seek(self, count: int) -> int:
+    def seek(self, count: int, cursor: Cursor | None = None) -> int:
         """Have the process leave out the first samples; see ``Source.seek``."""
-        self._first = count
+        self._first = count, cursor
         return count
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
@@ -72,7 +73,7 @@ class IsolatedSource(Source):
         Raises:
             DlfsError: the source raised it in the process, or the process ended.
         """
-        self._send(layout, seed, self.buffer_bytes, self._first)
+        self._send(layout, seed, self.buffer_bytes, *self._first)
         try:
             while isinstance(got := self._receive(Block, End), Block):
                 got.new_bad.add_to(self.bad)
@@ -92,8 +93,8 @@ class IsolatedSource(Source):
         try:
             data = self._buffers[got.buffer].array(got.size_bytes)
             offsets, lengths = got.offsets.array(), got.lengths.array()
-            return SampleBlock(got.paths, data, offsets, lengths, got.columns())
-        except (ValueError, TypeError, IndexError, SyntaxError) as error:
+            return SampleBlock(got.paths, data, offsets, lengths, got.columns(), got.position())
+        except (ValueError, TypeError, IndexError, SyntaxError, RecursionError) as error:
             raise self._not_ours(error) from error
 
     def _send(self, *message: object) -> None:

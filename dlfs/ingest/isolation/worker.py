@@ -3,7 +3,8 @@
 The messages to the other process (``messages``) are, in turn: the attributes of the opened source;
 each block, whose data is in a shared buffer; the end; and the attributes that reading changed; or
 an error. The other process sends pickles, of what its caller gave: the options and paths; layout,
-seed, buffer size and samples to leave out; and the number of each buffer that may be filled again.
+seed, buffer size, samples to leave out and cursor; and the number of each buffer that may be filled
+again.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def serve(peer: _Peer, note: SharedMemory, buffers: Sequence[SharedMemory]) -> N
             source.bad.expect(source.sample_count)
             peer.tell(Facts.of(source))
             while True:
-                layout, seed, source.buffer_bytes, first = peer.receive()
-                first -= source.seek(first)
+                layout, seed, source.buffer_bytes, first, cursor = peer.receive()
+                first -= source.seek(first, cursor)
                 with closing(source.blocks(layout=layout, seed=seed)) as blocks:
                     _send_blocks(peer, buffers, without_first(blocks, first), source.bad)
                 peer.tell(End())

@@ -46,7 +46,7 @@ def check(volume: dlfs.Volume) -> DatasetRecord:
     (record,) = generation.catalog.unfinished
     assert (record.key, record.tags[1]) == ((b"data", 0), LATER_TAG)
     steps = load_samples(generation, load_steps(generation, record))
-    for found, (samples, _) in zip(steps, steps_of(STEPS), strict=True):
+    for found, (samples, *_) in zip(steps, steps_of(STEPS), strict=True):
         assert found.paths == list(samples)
         assert found.crcs.tolist() == list(map(crc32c, samples.values()))
     assert list(volume.verify()) == []
