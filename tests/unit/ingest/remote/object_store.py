@@ -52,7 +52,9 @@ class ObjectStore:
         self._server = make_server("127.0.0.1", 0, self, threaded=True, request_handler=Quiet)
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.01,), daemon=True
+        )
         self._thread.start()
 
     def put(self, key: str, data: bytes) -> None:

@@ -93,7 +93,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     monkeypatch.setattr(failures, "DELAY_S", 0.001)
     monkeypatch.setattr(failures, "ATTEMPTS_MAX", 3)
     web = Web()
-    thread = threading.Thread(target=web.server.serve_forever)
+    thread = threading.Thread(target=web.server.serve_forever, args=(0.01,))
     thread.start()
     yield web
     web.server.shutdown()
