@@ -32,6 +32,7 @@ from dlfs.base.wording import quote
 from dlfs.connection.unfinished import UnfinishedSteps, load_samples, load_steps
 from dlfs.dataset.writer import DatasetWriter
 from dlfs.errors import ClosedError, FormatError, StaleError, UsageError
+from dlfs.format.bad_records import BadReport
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.constants import ADDRESS_MAX, SOURCE_BYTES_MAX
 from dlfs.format.journal import CURSOR_BYTES_MAX, Cursor
@@ -115,6 +116,7 @@ class StepWriter:
         kept_count: samples of the steps that were there at the start.
         kept_bytes: sum of their lengths.
         sample_count: samples added so far, those of earlier steps included.
+        bad: records that the import left out of the dataset.
 
     Raises:
         UsageError: an unfinished import of this name has another source.
@@ -145,6 +147,7 @@ class StepWriter:
             step_bytes, 1, ADDRESS_MAX, option="step_bytes", action=action
         )
         self.layout = layout
+        self.bad = BadReport()
         self._by_batches = source_shuffled and layout != "path"
         self._options: dict[str, Any] = {
             "layout": layout,
@@ -322,6 +325,7 @@ class StepWriter:
         writer = self._opened()
         for path in self._directories:
             writer.add_directory(path)
+        writer.bad = self.bad
         return writer.seal()
 
     def _whole(self) -> DatasetWriter:

@@ -68,8 +68,7 @@ class BlockAdder:
         """
         self._bad.finish()
         report = self._bad.report()
-        if isinstance(self._writer, DatasetWriter):
-            self._writer.bad += report
+        self._writer.bad += report
         return report
 
     def _add(self, block: SampleBlock) -> tuple[int, int]:

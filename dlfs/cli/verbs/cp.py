@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dlfs.cli.options import DatasetArgument, JsonOption, VolumeArgument, open_dataset, open_devices
 from dlfs.cli.output import human_rate, human_samples, note, print_json
 from dlfs.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from dlfs.ingest.progress import Progress
 
 
 def cp(
@@ -23,7 +26,8 @@ def cp(
     """Copy a dataset with its attributes and fields, completely or not at all.
 
     Every sample is verified while it is read. VOLUME may be a service's socket; TARGET may be
-    VOLUME. An existing name gets a new version.
+    VOLUME. An existing name gets a new version. The same command goes on with a copy that was ended
+    before its time, which dlfs info lists as an unfinished import.
 
     Args:
         target: The volume to copy to.
@@ -41,12 +45,19 @@ def cp(
         open_devices(target, "copy to") as opened,
         progress_bar(f"copy {found.name}") as bar,
     ):
-        info = copy_dataset(found, opened, name, progress=bar.show)
+        copied_bytes = 0
+
+        def show(progress: Progress) -> None:
+            nonlocal copied_bytes
+            copied_bytes = progress.bytes_done
+            bar.show(progress)
+
+        info = copy_dataset(found, opened, name, progress=show)
         source = {"dataset": found.name, "version": found.version, "uuid": found.uuid}
     seconds = time.monotonic() - begin
     if json:
         print_json({"source": source, "dataset": asdict(info), "seconds": seconds}, result=True)
     note(
         f"copied {source['dataset']}@{source['version']} to {info.name}@{info.version}: "
-        f"{human_samples(info.sample_count)}, {human_rate(info.sample_bytes, seconds)}"
+        f"{human_samples(info.sample_count)}, {human_rate(copied_bytes, seconds)}"
     )

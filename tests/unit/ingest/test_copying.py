@@ -7,13 +7,19 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import dlfs
+from dlfs.base.arguments import Layout
 from dlfs.base.units import KIB, MIB
+from dlfs.dataset import step_writer
+from dlfs.format.bad_records import BadRecord, BadReport
 from dlfs.ingest import copying
+from dlfs.ingest.progress import Progress
 from tests.support.files import write_at
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 
@@ -126,6 +132,58 @@ def test_a_copy_that_is_interrupted_leaves_nothing(monkeypatch, source: str, tar
         assert not [each for each in threading.enumerate() if "dlfs-ingest" in each.name]
         assert contents(target) == []
         assert dlfs.copy_dataset(original, other).version == 1
+
+
+@pytest.mark.parametrize("layout", ["shuffled", "path"])
+@pytest.mark.parametrize("within", [False, True], ids=["to another volume", "in one volume"])
+def test_a_copy_that_ends_early_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layout: Layout, within: bool
+) -> None:
+    monkeypatch.setattr(copying, "BLOCK_BYTES", 100_000)
+    monkeypatch.setattr(step_writer, "PAUSE_S", 0.0)
+    one, two, three = (make_volume(tmp_path / f"{number}.img", {}) for number in range(3))
+    with dlfs.open(one) as volume, volume.writer("d", layout=layout, seed=5) as writer:
+        for name, data in SAMPLES.items():
+            writer.add(name, data, attributes={"number": int(name)})
+        writer.add_directory("empty")
+        writer.bad += BadReport(2, {"malformed": 2}, (BadRecord("x.tar", "1", "short"),))
+    target = one if within else two
+    read: list[int] = []
+    read_block = copying.DatasetSource._block
+
+    def counted(self: copying.DatasetSource, indices: NDArray[np.uint64], *rest: Any) -> Any:
+        read.append(len(indices))
+        return read_block(self, indices, *rest)
+
+    monkeypatch.setattr(copying.DatasetSource, "_block", counted)
+
+    def copy(target: str, name: str, stop_at: float = np.inf) -> None:
+        def interrupt(progress: Progress) -> None:
+            if progress.samples_done >= stop_at:
+                raise KeyboardInterrupt
+
+        with dlfs.open(one) as volume, dlfs.open(target) as other, volume["d"] as original:
+            dlfs.copy_dataset(original, other, name, step_bytes=300_000, progress=interrupt)
+
+    for stop_at in (1, 100, 60):
+        with pytest.raises(KeyboardInterrupt):
+            copy(target, "e", stop_at)
+    with dlfs.open(target) as other:
+        (unfinished,) = other.unfinished()
+    assert (unfinished.name, unfinished.origin["source"]) == ("e", "d@1")
+    assert 0 < unfinished.sample_count < len(SAMPLES)
+    read.clear()
+    copy(target, "e")
+    assert sum(read) == len(SAMPLES) - unfinished.sample_count
+    copy(three, "e")
+    with dlfs.open(one) as volume, dlfs.open(target) as other, dlfs.open(three) as whole:
+        with volume["d"] as original, other["e"] as copied, whole["e"] as expected:
+            assert not dlfs.diff(original, copied)
+            assert copied.bad_records() == original.bad_records().of_version(1)
+            assert copied.empty_directories() == [b"empty"]
+            places = [each.directory.addresses().tolist() for each in (copied, expected)]
+            assert places[0] == places[1]
+        assert list(other.verify()) == []
 
 
 KILLED = """
