@@ -452,6 +452,7 @@ PROTOTYPES = prototypes(
         "dlfs_directory_builder_destroy": "none: ptr",
         "dlfs_directory_builder_add_directories": "int: ptr ptr ptr u64 PathRefusal*",
         "dlfs_directory_builder_add": "int: ptr ptr ptr ptr ptr u64 PathRefusal*",
+        "dlfs_directory_builder_resize": "int: ptr u64",
         "dlfs_directory_builder_finish": "int: ptr ptr u64 PathRefusal* DirectorySegment*",
         "dlfs_directory_open": "int: ptr u64 out",
         "dlfs_directory_open_parts": "int: ptr ptr ptr out",

@@ -34,6 +34,7 @@ _UNSORTED = (
     "expected all samples, each once, sorted by address, in one chunk or from the start of one on: "
     "reads could not be verified; import the dataset anew"
 )
+_USUAL_PATH_BYTES = 128  # few paths are longer
 _TEXT_BYTES = 1 << 20  # names are decoded into text of this size at a time
 
 
@@ -337,6 +338,31 @@ class NativeDirectory:
         self._check_range("list names", first, count)
         action = f"list the names of {self.label} from index {first}"
         return self._decode_range(library().dlfs_directory_names, first, count, action)
+
+    def packed_names(self, first: int, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+        """Return the paths of consecutive samples, packed: fewer than asked for if they are long.
+
+        Args:
+            first: index of the first sample.
+            count: most samples, >= 1.
+
+        Returns:
+            The paths one after the other, ``uint8[n_bytes]``, and the offsets around each,
+            ``uint64[n + 1]``, with ``1 <= n <= count``.
+
+        Raises:
+            UsageError: out of range, or names are not attached.
+            FormatError: the names are malformed.
+        """
+        self._check_range("list names", first, count)
+        self.load_names()
+        text = np.empty(PATH_BYTES_MAX + _USUAL_PATH_BYTES * count, np.uint8)
+        offsets = np.empty(count + 1, np.uint64)
+        fitted = library().dlfs_directory_names(
+            self.handle, first, count, text.ctypes.data, text.nbytes, offsets.ctypes.data
+        )
+        check(fitted, f"list the names of {self.label} from index {first}")
+        return text[: int(offsets[fitted])], offsets[: fitted + 1]
 
     def _decode_range(
         self, function: Callable[..., int], first: int, count: int, action: str

@@ -177,6 +177,16 @@ class SegmentBuilder(Closing):
         check(code, f"add {len(order)} samples to a directory")
         self._count += len(order)
 
+    def resize(self, data_bytes: int) -> None:
+        """Set the size of the data space, if it was not known at the start.
+
+        Raises:
+            UsageError: it is no multiple of the chunk size, or the builder has ended.
+        """
+        code = library().dlfs_directory_builder_resize(self.handle, data_bytes)
+        check(code, f"build a directory in {data_bytes} bytes of data")
+        self._where = f"in {data_bytes} bytes of data"
+
     def finish(self, parts: NDArray[np.uint32] | None = None) -> Segment:
         """Complete the segment; the builder can only be closed then.
 

@@ -101,7 +101,7 @@ class _FixedColumn:
         return encode_fixed(name, self._rows.values[rows])
 
 
-class _StringColumn:
+class StringColumn:
     """A column of strings: indices of distinct strings while these are few, then text."""
 
     def __init__(self) -> None:
@@ -117,26 +117,54 @@ class _StringColumn:
 
     @property
     def size_bytes(self) -> int:
+        """Upper bound of the column's length, in bytes."""
         if self._text is None:
             return 2 * len(self._codes) + 8 * len(self._values) + self._value_bytes
         return 8 * len(self._lengths) + len(self._text)
 
     def append(self, values: Sequence[str]) -> None:
+        """Append values."""
+        codes = self.register(values)
+        if self._text is None:
+            self._codes.append(codes)
+        else:
+            self._append_text([value.encode() for value in values])
+
+    def append_default(self, count: int) -> None:
+        """Append empty strings."""
+        for first in range(0, count, _ROWS_AT_ONCE):
+            self.append([""] * min(_ROWS_AT_ONCE, count - first))
+
+    @property
+    def has_dictionary(self) -> bool:
+        """True while the column has a dictionary."""
+        return self._text is None
+
+    def register(self, values: Sequence[str]) -> NDArray[np.uint16]:
+        """Add values to the dictionary, if there is room; return the code of each.
+
+        Without room the column has no dictionary afterwards, and the codes mean nothing.
+        """
         if self._text is None:
             for value in values:
                 if value not in self._values:
                     self._values[value] = len(self._values)
                     self._value_bytes += len(value.encode())
-            if len(self._values) <= DICTIONARY_VALUES_MAX:
-                codes = map(self._values.__getitem__, values)
-                self._codes.append(np.fromiter(codes, np.uint16, len(values)))
-                return
-            self._spell_out()
-        self._append_text([value.encode() for value in values])
+            if len(self._values) > DICTIONARY_VALUES_MAX:
+                self._spell_out()
+        if self._text is not None:
+            return np.zeros(len(values), np.uint16)
+        return np.fromiter(map(self._values.__getitem__, values), np.uint16, len(values))
 
-    def append_default(self, count: int) -> None:
-        for first in range(0, count, _ROWS_AT_ONCE):
-            self.append([""] * min(_ROWS_AT_ONCE, count - first))
+    def append_codes(self, codes: NDArray[np.uint16]) -> None:
+        """Append values by their codes, while the column has a dictionary."""
+        self._codes.append(codes)
+
+    def append_text(self, text: NDArray[np.uint8], lengths: NDArray[np.uint64]) -> None:
+        """Append values by their text, when the column has no dictionary."""
+        assert self._text is not None
+        self._text += text.data
+        self._lengths.append(lengths)
 
     def _append_text(self, values: Sequence[bytes]) -> None:
         assert self._text is not None
@@ -151,7 +179,8 @@ class _StringColumn:
             self._append_text([known[code] for code in codes.tolist()])
         self._codes, self._values = _Growing(self._codes.dtype), {}
 
-    def encode(self, name: str, rows: Rows) -> tuple[ColumnForm, NDArray[np.uint8]]:
+    def encode(self, name: str, rows: Rows | None) -> tuple[ColumnForm, NDArray[np.uint8]]:
+        """Encode the values of some rows in turn; None: of all."""
         if self._text is None and not self._pays():
             self._spell_out()
         if self._text is not None:
@@ -160,20 +189,25 @@ class _StringColumn:
         order = sorted(range(len(strings)), key=strings.__getitem__)
         places = np.empty(len(order), np.uint16)
         places[order] = np.arange(len(order), dtype=np.uint16)
-        codes = places[self._codes.values[rows]] if len(rows) else self._codes.values
-        return encode_dictionary(name, codes, _pack([strings[place] for place in order]))
+        chosen = self._codes.values if rows is None else self._codes.values[rows]
+        codes = places[chosen] if len(chosen) else chosen
+        return encode_dictionary(name, codes, pack_strings([strings[place] for place in order]))
 
     def _pays(self) -> bool:
         """Return True if a dictionary takes less memory than the text."""
         lengths = np.array([len(value.encode()) for value in self._values], np.int64)
-        text_bytes = int(lengths[self._codes.values].sum()) if len(lengths) else 0
+        text_bytes = sum(int(lengths[codes].sum()) for codes in _in_turn(self._codes.values))
         index_bytes = 1 if len(lengths) <= 256 else 2
         with_dictionary = index_bytes * len(self) + 8 * (len(lengths) + 1) + self._value_bytes
         return with_dictionary < 8 * (len(self) + 1) + text_bytes
 
-    def _text_in_order(self, rows: Rows) -> Strings:
-        """Return the strings of some rows, a range of rows at a time."""
+    def _text_in_order(self, rows: Rows | None) -> Strings:
+        """Return the strings of some rows, a range of rows at a time; None: of all."""
         text = np.frombuffer(self._text or b"", np.uint8)
+        if rows is None:
+            ends = np.zeros(len(self) + 1, np.uint64)
+            np.cumsum(self._lengths.values, out=ends[1:])
+            return Strings(ends, text)
         lengths = self._lengths.values.astype(np.int64)
         starts = np.cumsum(lengths) - lengths
         offsets = np.zeros(len(rows) + 1, np.int64)
@@ -190,7 +224,7 @@ class _StringColumn:
         return Strings(offsets.view(np.uint64), ordered)
 
 
-_Column = _FixedColumn | _StringColumn
+_Column = _FixedColumn | StringColumn
 Prepared = dict[str, NDArray[Any] | list[str]]
 
 
@@ -220,7 +254,7 @@ class AttributesBuilder:
             columns: dtype of each column as it is stored, by name; ``object`` for strings.
         """
         for name, dtype in columns.items():
-            self._columns[name] = _StringColumn() if dtype.kind == "O" else _FixedColumn(dtype)
+            self._columns[name] = StringColumn() if dtype.kind == "O" else _FixedColumn(dtype)
 
     def prepare(self, attributes: Attributes, count: int) -> Prepared:
         """Check values before they are appended; the columns do not change yet.
@@ -298,7 +332,7 @@ class AttributesBuilder:
                 raise UsageError(f"add attribute {name!r}: expected {dtype}, got strings")
             return strings
         reserved = _reserved_dtype(name) if name.startswith(RESERVED_PREFIX) else array.dtype
-        if isinstance(column, _StringColumn) or reserved is None:
+        if isinstance(column, StringColumn) or reserved is None:
             raise UsageError(f"add attribute {name!r}: expected strings, got {array.dtype}")
         return _converted(name, array, reserved if column is None else column.dtype)
 
@@ -312,7 +346,7 @@ class AttributesBuilder:
         for name, values in prepared.items():
             column = self._columns.get(name)
             if column is None:
-                column = _StringColumn() if isinstance(values, list) else _FixedColumn(values.dtype)
+                column = StringColumn() if isinstance(values, list) else _FixedColumn(values.dtype)
                 self._columns[name] = column
             if len(column) < rows_before:
                 column.append_default(rows_before - len(column))
@@ -327,18 +361,29 @@ class AttributesBuilder:
             dataset_uuid: UUID of the dataset.
             rows: int64[n_samples], which row each index has.
         """
-        forms, parts = [], []
+        made = []
         for name in list(self._columns):
             column = self._columns.pop(name)
             if len(column) < len(rows):
                 column.append_default(len(rows) - len(column))
-            form, part = column.encode(name, rows)
-            forms.append(form)
-            parts.append(part)
-        sums = [crc32c_blocks(part.data, ATTRIBUTE_BLOCK_BYTES) for part in parts]
-        checksums = np.concatenate([np.empty(0, np.uint32), *sums])
-        head = AttributeHead(dataset_uuid, len(rows), tuple(forms), checksums)
-        return [encode_head(head), *parts]
+            made.append(column.encode(name, rows))
+        return encode_parts(dataset_uuid, len(rows), made)
+
+
+def encode_parts(
+    dataset_uuid: UUID, count: int, made: Sequence[tuple[ColumnForm, NDArray[np.uint8]]]
+) -> list[NDArray[np.uint8]]:
+    """Return the consecutive parts of a segment: its head, then each column.
+
+    Args:
+        dataset_uuid: UUID of the dataset.
+        count: number of samples.
+        made: form and encoded bytes of each column.
+    """
+    sums = [crc32c_blocks(part.data, ATTRIBUTE_BLOCK_BYTES) for _, part in made]
+    checksums = np.concatenate([np.empty(0, np.uint32), *sums])
+    head = AttributeHead(dataset_uuid, count, tuple(form for form, _ in made), checksums)
+    return [encode_head(head), *(part for _, part in made)]
 
 
 def _check_name(name: str) -> None:
@@ -432,6 +477,7 @@ def _in_turn(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
         yield array[first : first + _ROWS_AT_ONCE]
 
 
-def _pack(values: Sequence[bytes]) -> Strings:
+def pack_strings(values: Sequence[bytes]) -> Strings:
+    """Pack strings in UTF-8."""
     offsets = np.fromiter(accumulate(map(len, values), initial=0), np.uint64, len(values) + 1)
     return Strings(offsets, np.frombuffer(b"".join(values), np.uint8))

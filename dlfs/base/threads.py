@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import Any, ParamSpec, TypeVar
 
 from dlfs.base.forks import OwnerProcess
@@ -32,6 +32,37 @@ def start_thread(thread: threading.Thread) -> threading.Thread:
     except RuntimeError as error:
         raise _refusal(thread.name, error) from error
     return thread
+
+
+WAIT_S = 0.2
+"""Time between two calls of a function that is called during another one, in seconds."""
+
+
+def run_waiting(call: Callable[[], T], tick: Callable[[], object]) -> T:
+    """Run a call that takes long outside of Python, and call a function again and again meanwhile.
+
+    What that function raises, and Ctrl-C, ends the wait at once. The call then ends by itself, in a
+    thread that does not keep the process from ending, and its result is dropped.
+
+    Args:
+        call: runs in a thread of its own.
+        tick: runs in this thread, every ``WAIT_S``.
+
+    Raises:
+        LimitError: the system refuses a thread.
+    """
+    made: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(call())
+        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+            made.set_exception(error)
+
+    start_thread(threading.Thread(target=run, name="dlfs-call", daemon=True))
+    while not wait([made], timeout=WAIT_S).done:
+        tick()
+    return made.result()
 
 
 class ThreadPool(ThreadPoolExecutor):

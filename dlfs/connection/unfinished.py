@@ -1,12 +1,11 @@
 """The steps of an unfinished import: what its journal says of the samples so far.
 
 ``load_steps`` reads what the next step needs, in time that depends on the number of steps alone.
-``load_samples`` reads all samples, for the seal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlfs.attributes import AttributeTable
-from dlfs.connection.previous_version import PreviousVersion
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import FormatError
-from dlfs.fields import FIELDS_COLUMN, FieldEncoder, find_fields
+from dlfs.fields import FieldEncoder, find_fields
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.journal import Cursor
 from dlfs.format.paths import display
@@ -102,42 +100,6 @@ def load_steps(base: Generation, record: DatasetRecord) -> UnfinishedSteps:
     directory, table = load_step(base, record, steps[-1])
     directory.close()
     return UnfinishedSteps.of(record, steps, table)
-
-
-def load_samples(base: Generation, steps: UnfinishedSteps) -> Iterator[PreviousVersion]:
-    """Read the samples of all steps, step by step; each has the runs of all of them.
-
-    Raises:
-        FormatError, DeviceError: as ``load_steps``.
-    """
-    record, chunk_bytes = steps.record, base.geometry.chunk_bytes
-    for step in steps.steps:
-        directory, table = load_step(base, record, step)
-        first = step.header.first_chunk
-        columns = {name: _column(table, name, steps) for name in steps.names}
-        if steps.encoder is not None:
-            columns[FIELDS_COLUMN] = np.full(len(table), steps.encoder.text, object)
-        with directory:
-            yield PreviousVersion(
-                runs=record.data_runs,
-                first_chunk=first,
-                paths=directory.names(),
-                addresses=directory.addresses() + np.uint64(first * chunk_bytes),
-                lengths=directory.lengths(),
-                crcs=directory.crcs(),
-                parts=directory.parts.copy(),
-                empty_directories=[],
-                columns=columns,
-                encoder=steps.encoder,
-            )
-
-
-def _column(table: AttributeTable, name: str, steps: UnfinishedSteps) -> NDArray[Any]:
-    """Return a column of a step; a reserved one may begin in a later step."""
-    if name in table.dtypes:
-        return table.column(name)
-    dtype = steps.columns[name]
-    return np.full(len(table), "" if dtype.kind == "O" else 0, dtype)
 
 
 def load_step(

@@ -2,7 +2,8 @@
 
 Each step is a ``DatasetWriter`` of its own, which ends with a commit: the samples so far are then
 on the volume with a journal, as an unfinished import that no reader sees. Between two steps the
-volume is unlocked. The seal reads the journals and makes one dataset of all steps, in one commit.
+volume is unlocked. The seal merges the journals into one dataset of all steps; the volume is locked
+again when that is to be written, in one commit.
 
 A step costs what is new in it, and the record of the import in the catalog. Steps end where the
 samples say so, by their bytes, so that the chunks of an import do not depend on when it was killed.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
@@ -29,17 +30,21 @@ from dlfs.base.arguments import Layout, check_integer
 from dlfs.base.closing import closed_on_error
 from dlfs.base.units import GIB, format_bytes, format_count
 from dlfs.base.wording import quote
-from dlfs.connection.unfinished import UnfinishedSteps, load_samples, load_steps
+from dlfs.connection.stored_samples import stored_step
+from dlfs.connection.unfinished import UnfinishedSteps, load_steps
+from dlfs.dataset.sealing import EncodedVersion, Stream, Tick, merge_samples, write_version
 from dlfs.dataset.writer import DatasetWriter
-from dlfs.errors import ClosedError, FormatError, StaleError, UsageError
+from dlfs.errors import ClosedError, DeviceError, FormatError, StaleError, UsageError
+from dlfs.fields import FIELDS_COLUMN
 from dlfs.format.bad_records import BadReport
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.constants import ADDRESS_MAX, SOURCE_BYTES_MAX
 from dlfs.format.journal import CURSOR_BYTES_MAX, Cursor
-from dlfs.format.paths import PathLike, display
-from dlfs.store.info import DatasetInfo, read_origin
+from dlfs.format.paths import PathLike, display, path_bytes
+from dlfs.store.info import DatasetInfo, describe_dataset, read_origin
 from dlfs.store.locking import when_unlocked
-from dlfs.store.transaction import Generation, Transaction
+from dlfs.store.space import count_chunks
+from dlfs.store.transaction import Generation, Transaction, after_commit
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
@@ -58,6 +63,7 @@ Origin = Mapping[str, Any]
 """What the record of an unfinished import says of its source: ``source``, its name for users;
 ``fingerprint``, which differs for another source, and for other options that change the dataset;
 and values of JSON that are left out if they have no room in the record."""
+_DAMAGED = "its journal is damaged, so the import cannot go on: 'dlfs import --abandon' frees it"
 SOURCE_NAME_MAX = 1000
 """Most characters of a source's name in the record, if not all of the origin has room."""
 
@@ -68,9 +74,7 @@ def _note_damage() -> Iterator[None]:
     try:
         yield
     except FormatError as error:
-        error.add_note(
-            "its journal is damaged, so the import cannot go on: 'dlfs import --abandon' frees it"
-        )
+        error.add_note(_DAMAGED)
         raise
 
 
@@ -95,6 +99,7 @@ class StepWriter:
 
     Args:
         begin: starts a transaction, which the writer ends.
+        read: opens the newest generation of the volume for reading.
         name: name of the new dataset.
         origin: describes the source. If an unfinished import of this name is there, the writer goes
             on with it; then its source must be the same.
@@ -126,6 +131,7 @@ class StepWriter:
     def __init__(
         self,
         begin: Callable[[], Transaction],
+        read: Callable[[], AbstractContextManager[Generation]],
         name: bytes,
         origin: Origin,
         *,
@@ -140,6 +146,7 @@ class StepWriter:
         on_end: Callable[[Generation | None], None] = lambda _: None,
     ) -> None:
         self._begin = begin
+        self._read = read
         self._name = name
         self._origin = _encode_origin(origin)
         action = f"write {display(name)!r} in steps"
@@ -157,6 +164,7 @@ class StepWriter:
             "on_end": on_end,
         }
         self._directories: list[PathLike] = []
+        self._tick: Tick = lambda _samples: None
         self._steps: UnfinishedSteps | None = None
         self._writer: DatasetWriter | None = None
         self._state = "open"
@@ -278,35 +286,43 @@ class StepWriter:
         return self._writer
 
     def _lock(self) -> Transaction:
-        """Start the transaction of the next step; the import must be as the last one left it."""
+        """Start the next transaction; the import must be as the last one left it."""
         let_others_lock()
         transaction = when_unlocked(self._begin, LOCK_TIMEOUT_S)
         with closed_on_error(transaction):
-            steps = self._steps
-            assert steps is not None
-            found = transaction.base.catalog.find_unfinished(self._name)
-            known = steps.record
-            if found is None or (found.uuid, found.journal_bytes) != (
-                known.uuid,
-                known.journal_bytes,
-            ):
-                what = "it is gone" if found is None else "another writer has gone on with it"
-                raise StaleError(
-                    f"go on with the unfinished import of {quote(self._name)}: expected it as the "
-                    f"last step left it, but {what}"
-                )
-            self._steps = steps.with_record(found)  # its chunks may have been moved
+            self._steps = self._found(transaction.base)
         return transaction
+
+    def _found(self, generation: Generation) -> UnfinishedSteps:
+        """Return the steps with the record of a generation: its chunks may have been moved.
+
+        Raises:
+            StaleError: the import is not as the last step left it.
+        """
+        assert self._steps is not None
+        found = generation.catalog.find_unfinished(self._name)
+        known = self._steps.record
+        if found is None or (found.uuid, found.journal_bytes) != (known.uuid, known.journal_bytes):
+            what = "it is gone" if found is None else "another writer has gone on with it"
+            raise StaleError(
+                f"go on with the unfinished import of {quote(self._name)}: expected it as the "
+                f"last step left it, but {what}"
+            )
+        return self._steps.with_record(found)
 
     # ---- the end ---------------------------------------------------------------------------------
 
-    def seal(self) -> DatasetInfo:
+    def seal(self, tick: Tick = lambda _samples: None) -> DatasetInfo:
         """Commit all samples as one dataset, atomically.
+
+        Args:
+            tick: see ``sealing.Tick``; called while the samples of steps are merged.
 
         Raises:
             ExistsError: two samples of different steps have one path, or a file and a directory.
             DlfsError: as ``DatasetWriter.seal``. The writer has aborted; its steps are kept.
         """
+        self._tick = tick
         try:
             info = self._seal()
         except BaseException as error:
@@ -316,29 +332,75 @@ class StepWriter:
         return info
 
     def _seal(self) -> DatasetInfo:
-        if self._steps is not None:
-            if self._writer is not None and self._writer.sample_count:
-                self._commit_step(self._writer)
-            if self._writer is not None:
-                self._writer.abort()
-            self._writer = self._whole()
-        writer = self._opened()
-        for path in self._directories:
-            writer.add_directory(path)
-        writer.bad = self.bad
-        return writer.seal()
-
-    def _whole(self) -> DatasetWriter:
-        """Return a writer that has the samples of all steps."""
+        if self._steps is None:
+            writer = self._opened()
+            for path in self._directories:
+                writer.add_directory(path)
+            writer.bad = self.bad
+            return writer.seal()
+        if self._writer is not None and self._writer.sample_count:
+            self._commit_step(self._writer)
+        if self._writer is not None:
+            self._writer.abort()
+            self._writer = None
+        encoded = self._merge()
         transaction = self._lock()
         with closed_on_error(transaction):
-            steps = self._steps
-            assert steps is not None
-            writer = self._step(transaction, seals=True)
-            with _note_damage():
-                for samples in load_samples(transaction.base, steps):
-                    writer.carry_over(samples)
-            return writer
+            record = write_version(
+                transaction,
+                encoded,
+                name=self._name,
+                uuid=self._steps.record.uuid,
+                layout=self.layout,
+                seed=self._options["seed"],
+                runs=self._steps.record.data_runs,
+                bad=self.bad,
+            )
+            generation = transaction.commit(removed=[self._steps.record], added=[record])
+        self._state = "sealed"
+        with after_commit(transaction.committed):
+            try:
+                transaction.close()
+            finally:
+                self._options["on_end"](generation)
+        return describe_dataset(record, transaction.geometry)
+
+    def _merge(self) -> EncodedVersion:
+        """Merge the samples of all steps, while the volume is unlocked.
+
+        Others may move the journal meanwhile; then it is read again where it is now.
+        """
+        directories = [path_bytes(path) for path in self._directories]
+        while True:
+            with self._read() as generation:
+                steps = self._steps = self._found(generation)
+                try:
+                    with _note_damage():
+                        return self._merge_steps(generation, steps, directories)
+                except (FormatError, DeviceError):
+                    with self._read() as newest:
+                        if self._found(newest).record.journal_runs == steps.record.journal_runs:
+                            raise
+
+    def _merge_steps(
+        self, generation: Generation, steps: UnfinishedSteps, directories: Sequence[bytes]
+    ) -> EncodedVersion:
+        streams = [
+            Stream(stored_step(generation, steps.record, step), step.header.first_chunk)
+            for step in steps.steps
+        ]
+        constants = {FIELDS_COLUMN: steps.encoder.text} if steps.encoder is not None else {}
+        return merge_samples(
+            streams,
+            uuid=steps.record.uuid,
+            chunk_bytes=generation.geometry.chunk_bytes,
+            data_chunks=count_chunks(steps.record.data_runs),
+            directories=directories,
+            columns=steps.columns,
+            defaults={},
+            constants=constants,
+            tick=self._tick,
+        )
 
     def abort(self) -> None:
         """Discard the samples since the last step. Idempotent."""
@@ -364,7 +426,8 @@ class StepWriter:
         if self._state != "open":
             return
         self.abort()
-        if self._steps is not None:
+        is_lost = isinstance(error, StaleError) or _DAMAGED in getattr(error, "__notes__", ())
+        if self._steps is not None and not is_lost:
             record = self._steps.record
             count, size = format_count(record.sample_count, "sample"), record.sample_bytes
             error.add_note(

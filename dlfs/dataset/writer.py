@@ -104,8 +104,6 @@ class DatasetWriter:
         previous: samples of an earlier version, which the new one has as well.
         unfinished: steps of an unfinished import, which the samples go on: ``commit_step`` adds
             them as one more step.
-        seals: True if the new dataset replaces the unfinished import. Then the caller gives the
-            samples of its steps to ``carry_over``.
         uuid: UUID of the new dataset, for callers that need it before the seal; random by default.
         on_end: called once with the new generation, or with None after an abort.
 
@@ -137,7 +135,6 @@ class DatasetWriter:
         defaults: Mapping[str, Any] | None = None,
         previous: PreviousVersion | None = None,
         unfinished: UnfinishedSteps | None = None,
-        seals: bool = False,
         uuid: UUID | None = None,
         on_end: Callable[[Generation | None], None] = lambda _: None,
     ) -> None:
@@ -172,10 +169,7 @@ class DatasetWriter:
         self._stage_number = 0
         self._path_bytes = 0
         geometry = transaction.geometry
-        self._seals = seals
         self._first_runs: tuple[ChunkRun, ...] = () if previous is None else previous.runs
-        if unfinished is not None and seals:
-            self._first_runs = unfinished.record.data_runs
         self._packer = Packer(
             chunk_bytes=geometry.chunk_bytes,
             block_bytes=geometry.block_bytes,
@@ -187,7 +181,7 @@ class DatasetWriter:
         self.sample_bytes = 0
         if previous is not None:
             self.carry_over(previous)
-        elif unfinished is not None and not seals:
+        elif unfinished is not None:
             self._go_on(unfinished)
         self._check_space(expected_bytes, expected_samples)
 
@@ -701,7 +695,7 @@ class DatasetWriter:
     def _reserve(self) -> None:
         """Reserve free chunks for the directory and the catalog of the samples so far."""
         overhead = self._overhead_chunks(self.sample_count, self._path_bytes, self.sample_bytes)
-        if self._unfinished is not None and not self._seals:
+        if self._unfinished is not None:
             # The seal writes the directory and the attributes of all samples before the journals
             # become free.
             record, chunk_bytes = self._unfinished.record, self._transaction.geometry.chunk_bytes

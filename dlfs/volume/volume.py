@@ -13,7 +13,7 @@ Threads: any at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
 from uuid import UUID
@@ -55,6 +55,7 @@ from dlfs.store.info import (
     free_bytes,
 )
 from dlfs.store.members import Members, split_uris
+from dlfs.store.newest import newest_generation
 from dlfs.store.records import NO_DATASETS, no_such_dataset
 from dlfs.store.renaming import rename_records
 from dlfs.store.transaction import Generation, Transaction, after_commit, check_writable
@@ -441,7 +442,12 @@ class Volume(Closing):
 
         raw = new_dataset_name(name)
         begin = partial(self._transaction, f"dlfs writing dataset {display(raw)!r}")
-        return StepWriter(begin, raw, origin, on_end=self._written, **options)
+
+        def read() -> AbstractContextManager[Generation]:
+            session = self._local("write")
+            return newest_generation(session.generation, session.connection.options.opener)
+
+        return StepWriter(begin, read, raw, origin, on_end=self._written, **options)
 
     def unfinished(self) -> list[UnfinishedInfo]:
         """List the imports that are not finished, by name."""

@@ -230,6 +230,11 @@ DLFS_API int dlfs_directory_builder_add(dlfs_directory_builder *builder, const u
                                         const uint64_t *order, uint64_t count,
                                         dlfs_path_refusal *refusal);
 /*
+ * Sets the size of the data space, for a caller that did not know it when it made the builder.
+ * Errors: -EINVAL (not a multiple of chunk_bytes, or the builder has ended).
+ */
+DLFS_API int dlfs_directory_builder_resize(dlfs_directory_builder *builder, uint64_t data_bytes);
+/*
  * Completes the segment. parts[0..part_count) are the CRC32Cs of the parts in the first chunks of
  * the data space, as dlfs_directory_parts returns them; those of other chunks are 0. They are used
  * if a sample is larger than a chunk. Errors: -EINVAL (*refusal has a directory below a sample; or

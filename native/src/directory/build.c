@@ -264,6 +264,15 @@ int dlfs_directory_builder_add(dlfs_directory_builder *builder, const uint8_t *n
     return code;
 }
 
+int dlfs_directory_builder_resize(dlfs_directory_builder *builder, uint64_t data_bytes)
+{
+    if (builder == NULL || builder->ended || data_bytes % builder->config.chunk_bytes != 0) {
+        return -EINVAL;
+    }
+    builder->config.data_bytes = data_bytes;
+    return 0;
+}
+
 /* ---- sorting --------------------------------------------------------------------------------- */
 
 static bool radix_pass(const pair *from, pair *to, uint64_t count, uint32_t shift)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from uuid import UUID
 
@@ -11,7 +12,9 @@ import pytest
 import dlfs
 from dlfs._native.checksums import crc32c
 from dlfs.base.units import KIB, MIB
-from dlfs.connection.unfinished import load_samples, load_steps
+from dlfs.connection.stored_samples import stored_step
+from dlfs.connection.unfinished import load_steps
+from dlfs.directory import PathBlock
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
 from dlfs.store.space import count_chunks
@@ -39,16 +42,22 @@ def add(volume: dlfs.Volume, name: str = "data") -> None:
     write_dataset(volume, name, {f"{number}": bytes([number]) * 3000 for number in range(20)})
 
 
+def unpack_paths(block: PathBlock) -> list[bytes]:
+    return [block.text[a:b].tobytes() for a, b in pairwise(block.offsets.tolist())]
+
+
 def check(volume: dlfs.Volume) -> DatasetRecord:
     """Check that a volume has the unfinished record, with its bytes in all copies; return it."""
     volume.refresh()
     generation = volume._local("test").generation
     (record,) = generation.catalog.unfinished
     assert (record.key, record.tags[1]) == ((b"data", 0), LATER_TAG)
-    steps = load_samples(generation, load_steps(generation, record))
-    for found, (samples, *_) in zip(steps, steps_of(STEPS), strict=True):
-        assert found.paths == list(samples)
-        assert found.crcs.tolist() == list(map(crc32c, samples.values()))
+    steps = load_steps(generation, record).steps
+    for step, (samples, *_) in zip(steps, steps_of(STEPS), strict=True):
+        stored = stored_step(generation, record, step)
+        (block,) = stored.blocks(1024, first_address=0, first_row=0)
+        assert unpack_paths(block) == list(samples)
+        assert block.locations["crc32c"].tolist() == list(map(crc32c, samples.values()))
     assert list(volume.verify()) == []
     return record
 
