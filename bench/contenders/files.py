@@ -24,7 +24,7 @@ from bench.resources import cpu_seconds_of_children, timed
 
 CLOCK_EVERY = 64
 """Files between two looks at the clock."""
-THREADS = 8
+THREADS = 32
 
 
 _Part = tuple[int, int, dict[int, bytes], float, float]

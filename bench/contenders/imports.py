@@ -1,10 +1,13 @@
-"""The import of a folder of files into a sealed dataset."""
+"""The import of a folder of files into a sealed dataset, and what its disk allows."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import dlfs
+from bench.contenders.files import ParallelFiles
+from bench.contenders.fio import FioWrite
 from bench.datasets import DATASET, volume_bytes
 from bench.measurement import CHECKED, Environment, Measurement, check_bytes
 from bench.resources import timed
@@ -54,3 +57,22 @@ class Import:
             checked,
             {"walk_seconds": watch.seconds - report.seconds},
         )
+
+
+@dataclass(frozen=True)
+class ReadBesideWrite:
+    """All plain files read by threads in C while fio writes as many bytes, until both have ended.
+
+    Files and volume are on one disk, which reads and writes more slowly at the same time.
+    """
+
+    label = "plain files, cold, read beside fio's writes"
+
+    def run(self, environment: Environment) -> Measurement:
+        with ThreadPoolExecutor() as executor:
+            writing = executor.submit(FioWrite().run, environment)
+            read = ParallelFiles().run(environment)
+            written = writing.result()
+        seconds = max(read.seconds, written.seconds)
+        cpu_seconds = read.cpu_seconds + written.cpu_seconds
+        return Measurement(read.samples, read.bytes, seconds, cpu_seconds)

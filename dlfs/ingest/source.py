@@ -49,8 +49,8 @@ STDIN_SHOWN = "standard input"
 """Name of standard input in messages."""
 BUFFER_BYTES = 32 * MIB
 BLOCK_SAMPLES_MAX = 16384
-THREADS = 8
-"""Number of threads that read files: enough for a disk's queue, few enough for two cores."""
+THREADS = 32
+"""Number of threads that read files: most of them wait for the disk, which has a queue for each."""
 
 
 Array = npt.NDArray[Any]

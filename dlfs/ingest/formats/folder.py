@@ -203,9 +203,11 @@ class FolderSource(FilesSource):
         return above | {identity}
 
     def _add(self, path: bytes) -> None:
+        if len(path) <= PATH_BYTES_MAX:  # the kernel enforces the other rules
+            self._table.add(path)
+            return
         with self._leaving_out(path):
-            if len(path) > PATH_BYTES_MAX:  # the kernel enforces the other rules
-                check_path(self._sample_path(path), f"import {show(os.fsencode(self.name))}")
+            check_path(self._sample_path(path), f"import {show(os.fsencode(self.name))}")
             self._table.add(path)
 
     def _where(self, path: bytes) -> str:
