@@ -47,7 +47,7 @@ APT_TEST := clang-tidy:clang-tidy getfattr:attr rsync:rsync qemu-system-x86_64:q
 
 # Packages for make bench, which lists the missing ones and does not install them.
 APT_BENCH := fio:fio mksquashfs:squashfs-tools squashfuse_ll:squashfuse mkfs.erofs:erofs-utils perf:linux-perf \
-	/usr/src/linux-source-6.1.tar.xz:linux-source-6.1
+	nginx:nginx-light /usr/src/linux-source-6.1.tar.xz:linux-source-6.1
 # qemu-user runs the wheel of another architecture.
 APT_RELEASE := git:git qemu-aarch64-static:qemu-user-static
 APT_DLIO := mpirun:openmpi-bin mpicc:libopenmpi-dev

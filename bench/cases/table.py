@@ -19,6 +19,7 @@ from bench.contenders.fio import FioRead, FioWrite
 from bench.contenders.imports import Import, ReadBesideWrite
 from bench.contenders.initiators import BareInitiator, Idle, Initiator, SpdkPerf
 from bench.contenders.mounts import MountFiles
+from bench.contenders.remote import FetchShards, ImportShards
 from bench.contenders.samples import DEPTH, WHOLE, Batches, Cached, Epoch, Get
 from bench.contenders.service import (
     ServiceBatches,
@@ -161,6 +162,7 @@ FIND_PACKED, FIND = Find(packed=True), Find(packed=False)
 LOAD, LOAD_NAMES = Load(names=False), Load(names=True)
 IMPORT, IMPORT_PATH = Import("shuffled"), Import("path")
 READ_BESIDE_WRITE = ReadBesideWrite()
+IMPORT_SHARDS, FETCH_SHARDS = ImportShards(), FetchShards()
 NATIVE_COLD, NATIVE_WARM = MountFiles("native", "cold"), MountFiles("native", "warm")
 NATIVE_COLD_8 = MountFiles("native", "cold", programs=8)
 URING_COLD, URING_WARM = MountFiles("uring", "cold"), MountFiles("uring", "warm")
@@ -411,6 +413,13 @@ CASES: tuple[Case, ...] = (
     _fields("caption"),
     _import("4k"),
     _import("110k"),
+    Case(
+        "import-http",
+        "110k",
+        "tar shards from a web server into a volume",
+        (IMPORT_SHARDS, FETCH_SHARDS, FIO_WRITE),
+        (Floor("90% of fsspec alone", IMPORT_SHARDS, 0.9, bandwidth, (FETCH_SHARDS,)),),
+    ),
     Case(
         "checkpoint",
         "state",
