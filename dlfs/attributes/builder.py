@@ -247,6 +247,14 @@ class AttributesBuilder:
         fixed = 3 * ATTRIBUTE_BLOCK_BYTES + 512 * len(self._columns)
         return fixed + ATTRIBUTE_BLOCK_BYTES * len(self._columns) + values + values // 512
 
+    @property
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        """Dtype of each column as it is stored, by name; ``object`` for strings."""
+        return {
+            name: np.dtype(object) if isinstance(column, StringColumn) else column.dtype
+            for name, column in self._columns.items()
+        }
+
     def expect(self, columns: Mapping[str, np.dtype[Any]]) -> None:
         """Begin columns without values, whose types further values must have.
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dlfs.attributes.builder import Attributes
+from dlfs.attributes.vectors import component_column
 from dlfs.base.wording import list_names
 from dlfs.errors import UsageError
 from dlfs.format.constants import RESERVED_PREFIX
@@ -41,6 +42,18 @@ class AttributeNames:
                 )
         self._defaults = {name: _as_value(name, value) for name, value in defaults.items()}
         self.names: frozenset[str] | None = None
+
+    @property
+    def stored_defaults(self) -> dict[str, Any]:
+        """Declared value of each column as it is stored, by name: of each component of a vector."""
+        found: dict[str, Any] = {}
+        for name, value in self._defaults.items():
+            if value.ndim:
+                parts = enumerate(value.tolist())
+                found |= {component_column(name, number): part for number, part in parts}
+            else:
+                found[name] = value.item()
+        return found
 
     def complete(self, attributes: Attributes, count: int, path: bytes | None) -> Attributes:
         """Return the attributes of samples, with declared values for those that they lack.

@@ -9,6 +9,7 @@ Threads: one at a time.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -75,6 +76,11 @@ class StoredColumns:
             where = f"column {column.name!r} of {self._where}"
             at = head.extent(number)[0]
             self._columns[column.name] = _StoredColumn(excerpts, column, at, sample_count, where)
+
+    @property
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        """Dtype of each column as it is stored, by name; ``object`` for strings."""
+        return {name: form.dtype for name, form in self.columns.items()}
 
     def dictionary(self, name: str) -> list[str]:
         """Return all strings of a dictionary.

@@ -1,8 +1,9 @@
-"""The samples of a dataset's version that the next version carries over (``Volume.append``).
+"""The version of a dataset that the next version carries over (``Volume.append``).
 
 The next version begins with the chunks that hold the samples of the previous one, so every sample
 keeps its address. The directory and the attributes are written anew for all samples, because both
-are in the order of the paths.
+are in the order of the paths: the previous version's are merged with the new samples as a sorted
+stream (``dataset.sealing``). Here is what a writer must know before that.
 
 ``SharedChunks`` finds the chunks that a version has in common with one that was read before, so
 that a verification or a repair reads them once.
@@ -11,60 +12,68 @@ that a verification or a repair reads them once.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dlfs.attributes import AttributeTable, read_attributes
+from dlfs.attributes import AttributeTable, load_attributes
+from dlfs.base.closing import Closing
 from dlfs.connection.segment_loading import load_segment
 from dlfs.directory import FrozenDirectory
-from dlfs.fields import FIELDS_COLUMN, FieldEncoder, find_fields
+from dlfs.fields import FieldEncoder, find_fields
 from dlfs.format.bad_records import BadReport, read_bad_records
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.format.paths import display
-from dlfs.store.space import count_chunks
 from dlfs.store.transaction import Generation
+
+_ROWS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class PreviousVersion:
-    """Samples that are on the volume already, in index order.
+class PreviousVersion(Closing):
+    """A version whose samples the next version has as well.
 
     Attributes:
-        runs: chunks that hold the samples, in data order, and maybe others.
-        first_chunk: number of the chunk in ``runs`` that ``parts`` begins with.
-        paths: path of each sample.
-        addresses: address of each sample in these chunks, ``uint64[n]``.
-        lengths: length of each sample in bytes, ``int64[n]``.
-        crcs: CRC32C of each sample, ``uint32[n]``.
-        parts: CRC32C of each part of a sample larger than a chunk, by chunk; see
-            ``FrozenDirectory.parts``.
-        empty_directories: paths of directories without samples.
-        columns: ``[n]`` values of each attribute by name.
-        encoder: encoder of the samples' fields; None for samples of bytes.
-        bad: records that imports left out of the version.
+        record: record of the version.
+        runs: chunks that hold its samples, in data order.
+        columns: dtype of each column as it is stored, by name; ``object`` for strings.
+        names: names of its attributes, each vector once.
+        encoder: encoder of its samples' fields; None for samples of bytes.
+        bad: records that imports left out of it.
+        directory: its directory, to find paths in; closed with this object.
+        labels: the label of each class, if they are numbered as a folder of classes numbers them;
+            read when it is called, from devices that are open.
     """
 
+    record: DatasetRecord
     runs: tuple[ChunkRun, ...]
-    paths: list[bytes]
-    addresses: NDArray[np.uint64]
-    lengths: NDArray[np.int64]
-    crcs: NDArray[np.uint32]
-    parts: NDArray[np.uint32]
-    empty_directories: list[bytes]
-    columns: dict[str, NDArray[Any]]
+    columns: dict[str, np.dtype[Any]]
+    names: frozenset[str]
     encoder: FieldEncoder | None
-    first_chunk: int = 0
-    bad: BadReport = field(default_factory=BadReport)
+    bad: BadReport
+    directory: FrozenDirectory
+    labels: Callable[[], dict[str, int]]
+
+    def __contains__(self, path: object) -> bool:
+        """Return True if a sample has this path."""
+        return isinstance(path, bytes) and self.directory.find_one(path) >= 0
+
+    def find_known(self, paths: Sequence[bytes]) -> bytes | None:
+        """Return the first of some paths that a sample has; None if none has."""
+        known = np.flatnonzero(self.directory.find(paths) >= 0)
+        return paths[int(known[0])] if len(known) else None
+
+    def close(self) -> None:
+        """Free the directory. Idempotent."""
+        self.directory.close()
 
 
 def load_previous_version(base: Generation, record: DatasetRecord) -> PreviousVersion:
-    """Read the directory and the attributes of a version, and verify them.
+    """Read the directory of a version and the head of its attributes, and verify them.
 
     Args:
         base: generation that has the dataset; its writer has locked the volume.
@@ -74,32 +83,44 @@ def load_previous_version(base: Generation, record: DatasetRecord) -> PreviousVe
         FormatError: the directory or an attribute is malformed.
         DeviceError: a read failed.
     """
-    segment = read_attributes(base.sources, base.geometry, record)
-    extent = record.attribute_extent
-    if segment is None or extent is None:
-        table = AttributeTable.empty(record.uuid, record.sample_count)
-    else:
-        table = AttributeTable.over(segment, extent.head_bytes)
-    name = display(record.name)
-    fields = find_fields(table, np.arange(record.sample_count), name)
-    encoder = FieldEncoder(fields) if fields else None
-    columns = {name: table.column(name) for name in table.dtypes}
-    if encoder is not None:  # the same text for all samples, however another writer wrote it
-        columns[FIELDS_COLUMN] = np.full(record.sample_count, encoder.text, object)
-    runs = record.split_data_runs(base.geometry.chunk_bytes)[0]
-    with load_segment(base, record, shared=False, locked=True) as directory:
-        return PreviousVersion(
-            runs=runs,
-            paths=directory.names(),
-            addresses=directory.addresses(),
-            lengths=directory.lengths(),
-            crcs=directory.crcs(),
-            parts=directory.parts[: count_chunks(runs)].copy(),
-            empty_directories=directory.empty_directories(),
-            columns=columns,
-            encoder=encoder,
-            bad=read_bad_records(record.tags).of_version(record.version),
-        )
+    volume_uuid = base.superblock.volume_uuid
+    table = load_attributes(base.sources, base.geometry, record, volume_uuid=volume_uuid, root=None)
+    fields = find_fields(table, np.arange(record.sample_count), display(record.name))
+    directory = load_segment(base, record, shared=False, locked=True)
+    directory.load_names()
+    return PreviousVersion(
+        record=record,
+        runs=record.split_data_runs(base.geometry.chunk_bytes)[0],
+        columns={column.name: column.dtype for column in table.head.columns},
+        names=frozenset(table.dtypes),
+        encoder=FieldEncoder(fields) if fields else None,
+        bad=read_bad_records(record.tags).of_version(record.version),
+        directory=directory,
+        labels=lambda: _class_labels(table),
+    )
+
+
+def _class_labels(table: AttributeTable) -> dict[str, int]:
+    """Return the label of each class, if classes are numbered by rising numbers from 0 on."""
+    dtypes = table.dtypes
+    if "class" not in dtypes or "label" not in dtypes or dtypes["class"].kind != "O":
+        return {}
+    if dtypes["label"].shape or dtypes["label"].kind not in "iu":
+        return {}
+    labels: dict[str, int] = {}
+    for first in range(0, len(table), _ROWS_AT_ONCE):
+        indices = np.arange(first, min(first + _ROWS_AT_ONCE, len(table)))
+        names, places = table.distinct("class", indices)
+        values = table.column("label", indices)
+        found = np.zeros(len(names), values.dtype)
+        found[places] = values
+        pairs = dict(zip(names, found.tolist(), strict=True))
+        if np.any(found[places] != values) or any(
+            labels.get(name, label) != label for name, label in pairs.items()
+        ):
+            return {}  # a class with two labels
+        labels |= pairs
+    return labels if sorted(labels.values()) == [*range(len(labels))] else {}
 
 
 class SharedChunks:

@@ -70,7 +70,6 @@ class StoredSamples:
     Attributes:
         sample_count: number of samples.
         columns: their columns.
-        chunk_count: chunks of the data space that the directory's addresses lie in.
 
     Raises:
         FormatError: a segment is malformed, or that of other samples.
@@ -85,7 +84,6 @@ class StoredSamples:
         self._entries = Excerpts(directory, 0, sizes.entries_bytes)
         self._names = Excerpts(directory, sizes.entries_bytes, sizes.names_bytes)
         self._directory = self._open(directory.orders, sizes)
-        self.chunk_count = self._directory.data_bytes // self._directory.chunk_bytes
         header = self._entries.memory[:BLOCK_BYTES].view("<u8")
         self._names_checksums_at, self._locations_at = int(header[12]), int(header[14])
         self._parts_at = int(header[22])

@@ -25,6 +25,7 @@ from dlfs.base.threads import run_waiting
 from dlfs.connection.stored_samples import StoredSamples
 from dlfs.directory import FrozenParts, merge_sorted
 from dlfs.directory.builder import explain_refusal
+from dlfs.fields import FIELDS_COLUMN, FieldEncoder
 from dlfs.format.bad_records import BadReport, bad_records_tags
 from dlfs.format.catalog import AttributeExtent, DatasetRecord
 from dlfs.format.geometry import ChunkRun
@@ -49,10 +50,17 @@ class Stream:
     Attributes:
         samples: the samples.
         first_chunk: chunk of the new data space at which that of these samples begins.
+        chunk_count: chunks of these samples.
     """
 
     samples: StoredSamples
     first_chunk: int
+    chunk_count: int
+
+    @property
+    def end_chunk(self) -> int:
+        """Chunk of the new data space behind those of the samples."""
+        return self.first_chunk + self.chunk_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +86,10 @@ def merge_samples(
     *,
     uuid: UUID,
     chunk_bytes: int,
-    data_chunks: int,
     directories: Sequence[bytes],
     columns: Columns,
     defaults: Mapping[str, Any],
-    constants: Mapping[str, str],
+    encoder: FieldEncoder | None,
     tick: Tick = lambda _samples: None,
 ) -> EncodedVersion:
     """Merge streams of samples into the segments of one version.
@@ -91,11 +98,10 @@ def merge_samples(
         streams: the streams, in any order of their paths.
         uuid: UUID of the new version.
         chunk_bytes: chunk size of the volume.
-        data_chunks: chunks of the new data space, without those of the attributes.
-        directories: paths of directories, which need not have samples.
-        columns: columns that the samples have; see ``MergedColumns`` also for the next two.
+        directories: paths of directories, which need not have samples, besides those of streams.
+        columns: columns that the samples have; see ``MergedColumns``.
         defaults: value of samples of a stream that lacks a column.
-        constants: columns of strings with one value for all samples.
+        encoder: encoder of the samples' fields; None for samples of bytes.
         tick: see ``Tick``.
 
     Raises:
@@ -110,8 +116,11 @@ def merge_samples(
         [each.sample_count for each in samples],
         columns,
         defaults=defaults,
-        constants=constants,
+        constants={} if encoder is None else {FIELDS_COLUMN: encoder.text},
     )
+    directories = [*directories]
+    for each in samples:
+        directories += each.empty_directories
     builder = SegmentBuilder(dataset_uuid=uuid.bytes, data_bytes=0, chunk_bytes=chunk_bytes)
     with builder:
         try:
@@ -121,7 +130,8 @@ def merge_samples(
                 made.append(block.rows)
                 tick(len(block.rows))
             attributes = made.freeze(uuid) if columns else []
-            chunks = data_chunks + attribute_chunks(attributes, chunk_bytes)
+            chunks = max((stream.end_chunk for stream in streams), default=0)
+            chunks += attribute_chunks(attributes, chunk_bytes)
             builder.resize(chunks * chunk_bytes)
             parts = _parts(streams)
             segment = run_waiting(lambda: builder.finish(parts), lambda: tick(0))

@@ -15,30 +15,34 @@ Threads: one at a time.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Self, cast
 from uuid import UUID
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dlfs.attributes import AttributeNames
 from dlfs.attributes.builder import as_array
+from dlfs.attributes.merging import check_columns
 from dlfs.base.arguments import Layout, check_integer
 from dlfs.base.closing import closed_on_error
 from dlfs.base.units import GIB, format_bytes, format_count
-from dlfs.base.wording import quote
-from dlfs.connection.stored_samples import stored_step
+from dlfs.base.wording import list_names, quote
+from dlfs.connection.previous_version import PreviousVersion, load_previous_version
+from dlfs.connection.stored_samples import stored_step, stored_version
 from dlfs.connection.unfinished import UnfinishedSteps, load_steps
 from dlfs.dataset.sealing import EncodedVersion, Stream, Tick, merge_samples, write_version
-from dlfs.dataset.writer import DatasetWriter
+from dlfs.dataset.writer import DatasetWriter, joined_runs
 from dlfs.errors import ClosedError, DeviceError, FormatError, StaleError, UsageError
-from dlfs.fields import FIELDS_COLUMN
 from dlfs.format.bad_records import BadReport
-from dlfs.format.catalog import DatasetRecord
-from dlfs.format.constants import ADDRESS_MAX, SOURCE_BYTES_MAX
+from dlfs.format.catalog import Catalog, DatasetRecord
+from dlfs.format.constants import ADDRESS_MAX, RESERVED_PREFIX, SOURCE_BYTES_MAX
+from dlfs.format.geometry import ChunkRun
 from dlfs.format.journal import CURSOR_BYTES_MAX, Cursor
 from dlfs.format.paths import PathLike, display, path_bytes
 from dlfs.store.info import DatasetInfo, describe_dataset, read_origin
@@ -64,8 +68,32 @@ Origin = Mapping[str, Any]
 ``fingerprint``, which differs for another source, and for other options that change the dataset;
 and values of JSON that are left out if they have no room in the record."""
 _DAMAGED = "its journal is damaged, so the import cannot go on: 'dlfs import --abandon' frees it"
+MERGES_MAX = 3
+"""Attempts to merge the samples with the newest version while the volume is unlocked."""
 SOURCE_NAME_MAX = 1000
 """Most characters of a source's name in the record, if not all of the origin has room."""
+
+
+def _places(
+    record: DatasetRecord, base: DatasetRecord | None
+) -> tuple[tuple[ChunkRun, ...], UUID | None, tuple[ChunkRun, ...]]:
+    """Return where an import's journal and the version to append to are."""
+    if base is None:
+        return record.journal_runs, None, ()
+    return record.journal_runs, base.uuid, (*base.data_runs, *base.directory_runs)
+
+
+def _digest(labels: Mapping[str, int]) -> str:
+    """Return a text that differs for other classes or labels; empty without any."""
+    encoded = json.dumps(sorted(labels.items())).encode()
+    return hashlib.blake2b(encoded, digest_size=8).hexdigest() if labels else ""
+
+
+def _base_runs(transaction: Transaction, base: DatasetRecord | None) -> tuple[ChunkRun, ...]:
+    """Return the chunks of the samples of the version to append to."""
+    if base is None:
+        return ()
+    return base.split_data_runs(transaction.geometry.chunk_bytes)[0]
 
 
 @contextmanager
@@ -103,6 +131,8 @@ class StepWriter:
         name: name of the new dataset.
         origin: describes the source. If an unfinished import of this name is there, the writer goes
             on with it; then its source must be the same.
+        choose_base: returns the version to append to; None: the version is a new one. It is
+            called again at the seal.
         step_bytes: bytes of samples after which a step ends, > 0.
         layout: order in which samples are packed.
         seed: seed of the shuffled order.
@@ -118,9 +148,11 @@ class StepWriter:
         source_count: samples of the source that the steps so far have used. The caller adds those
             that follow.
         cursor: the last cursor that the source gave for these samples; None without one.
+        previous: the version that is appended to, as it was at the start; None without.
         kept_count: samples of the steps that were there at the start.
         kept_bytes: sum of their lengths.
-        sample_count: samples added so far, those of earlier steps included.
+        sample_count: samples so far: of earlier steps, added since, and of the version that is
+            appended to.
         bad: records that the import left out of the dataset.
 
     Raises:
@@ -135,8 +167,9 @@ class StepWriter:
         name: bytes,
         origin: Origin,
         *,
+        choose_base: Callable[[Catalog], DatasetRecord] | None = None,
         step_bytes: int = STEP_BYTES,
-        layout: Layout = "shuffled",
+        layout: Layout | None = "shuffled",
         seed: int = 0,
         source_shuffled: bool = False,
         expected_bytes: int = 0,
@@ -148,16 +181,16 @@ class StepWriter:
         self._begin = begin
         self._read = read
         self._name = name
-        self._origin = _encode_origin(origin)
         action = f"write {display(name)!r} in steps"
         self._step_bytes = check_integer(
             step_bytes, 1, ADDRESS_MAX, option="step_bytes", action=action
         )
-        self.layout = layout
+        self._choose_base = choose_base
+        self.previous: PreviousVersion | None = None
+        self.layout: Layout = layout or "shuffled"
         self.bad = BadReport()
         self._by_batches = source_shuffled and layout != "path"
         self._options: dict[str, Any] = {
-            "layout": layout,
             "seed": seed,
             "source_shuffled": source_shuffled,
             "defaults": defaults,
@@ -171,6 +204,13 @@ class StepWriter:
         transaction = begin()
         with closed_on_error(transaction):
             found = transaction.base.catalog.find_unfinished(name)
+            base = self._find_base(transaction.base)
+            if base is not None:
+                self.previous = load_previous_version(transaction.base, base)
+                self.bad = self.previous.bad
+                self.layout = layout or cast(Layout, base.layout)
+                origin = {**origin, "labels": _digest(self.previous.labels())}
+            self._origin = _encode_origin(origin)
             if found is not None:
                 self._check_origin(found, origin)
                 with _note_damage():
@@ -200,16 +240,26 @@ class StepWriter:
                 "on with it by the same command, or free it with 'dlfs import --abandon'"
             )
 
+        labels = origin.get("labels")
+        if labels != before.get("labels", labels):
+            raise UsageError(
+                f"import {quote(self._name)}: another writer has changed the classes or labels of "
+                "the dataset since the import began; free it with 'dlfs import --abandon', and "
+                "import all classes anew"
+            )
+
     def _step(self, transaction: Transaction, **options: Any) -> DatasetWriter:
-        options = {**self._options, "unfinished": self._steps, **options}
+        kept = {"layout": self.layout, "unfinished": self._steps, "previous": self.previous}
+        options = {**self._options, **kept, **options}
         version = transaction.next_version(self._name)
         return DatasetWriter(transaction, self._name, version, **options)
 
     @property
     def sample_count(self) -> int:
-        """Samples added so far, those of earlier steps included."""
+        """Samples so far: of the version appended to, of earlier steps, and those added since."""
         before = 0 if self._steps is None else self._steps.record.sample_count
-        return before + (0 if self._writer is None else self._writer.sample_count)
+        base = 0 if self.previous is None else self.previous.record.sample_count
+        return base + before + (0 if self._writer is None else self._writer.new_count)
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -249,7 +299,7 @@ class StepWriter:
             first = chosen.stop
             if first == len(paths):
                 self._note_cursor(cursor)
-            if writer.sample_bytes >= self._step_bytes or writer.sample_count >= STEP_SAMPLES:
+            if writer.new_bytes >= self._step_bytes or writer.new_count >= STEP_SAMPLES:
                 self._commit_step(writer)
 
     def _note_cursor(self, value: Mapping[str, Any] | None) -> None:
@@ -263,9 +313,9 @@ class StepWriter:
         """Return the position after the last sample to add to the present step."""
         if self._by_batches:
             return len(lengths)
-        ends = writer.sample_bytes + np.cumsum(lengths[first:])
+        ends = writer.new_bytes + np.cumsum(lengths[first:])
         ending = int(np.searchsorted(ends, self._step_bytes))  # the first sample that reaches it
-        return min(len(lengths), first + ending + 1, first + STEP_SAMPLES - writer.sample_count)
+        return min(len(lengths), first + ending + 1, first + STEP_SAMPLES - writer.new_count)
 
     def add_directory(self, path: PathLike) -> None:
         """Add a directory; see ``DatasetWriter.add_directory``. The seal reports what is wrong."""
@@ -338,13 +388,12 @@ class StepWriter:
                 writer.add_directory(path)
             writer.bad = self.bad
             return writer.seal()
-        if self._writer is not None and self._writer.sample_count:
+        if self._writer is not None and self._writer.new_count:
             self._commit_step(self._writer)
         if self._writer is not None:
             self._writer.abort()
             self._writer = None
-        encoded = self._merge()
-        transaction = self._lock()
+        transaction, encoded, base = self._merge_and_lock()
         with closed_on_error(transaction):
             record = write_version(
                 transaction,
@@ -353,7 +402,7 @@ class StepWriter:
                 uuid=self._steps.record.uuid,
                 layout=self.layout,
                 seed=self._options["seed"],
-                runs=self._steps.record.data_runs,
+                runs=joined_runs(_base_runs(transaction, base), self._steps.record.data_runs),
                 bad=self.bad,
             )
             generation = transaction.commit(removed=[self._steps.record], added=[record])
@@ -365,42 +414,105 @@ class StepWriter:
                 self._options["on_end"](generation)
         return describe_dataset(record, transaction.geometry)
 
-    def _merge(self) -> EncodedVersion:
-        """Merge the samples of all steps, while the volume is unlocked.
+    def _merge_and_lock(self) -> tuple[Transaction, EncodedVersion, DatasetRecord | None]:
+        """Merge the samples while the volume is unlocked, then lock it.
+
+        If another writer has committed another version to append to meanwhile, this is done again;
+        at last while the volume is locked.
+        """
+        if self.previous is not None:
+            self.previous.close()
+        for _ in range(MERGES_MAX):
+            encoded, merged = self._merge(self._read)
+            transaction = self._lock()
+            with closed_on_error(transaction):
+                base = self._find_base(transaction.base)
+            if merged == (None if base is None else base.uuid):
+                return transaction, encoded, base
+            transaction.close()
+        transaction = self._lock()
+        with closed_on_error(transaction):
+            encoded, _ = self._merge(lambda: nullcontext(transaction.base))
+            return transaction, encoded, self._find_base(transaction.base)
+
+    def _find_base(self, generation: Generation) -> DatasetRecord | None:
+        """Return the version to append to in a generation; None without."""
+        return None if self._choose_base is None else self._choose_base(generation.catalog)
+
+    def _merge(
+        self, read: Callable[[], AbstractContextManager[Generation]]
+    ) -> tuple[EncodedVersion, UUID | None]:
+        """Merge the samples of all steps, and of the version to append to; also return its UUID.
 
         Others may move the journal meanwhile; then it is read again where it is now.
         """
-        directories = [path_bytes(path) for path in self._directories]
         while True:
-            with self._read() as generation:
+            with read() as generation:
                 steps = self._steps = self._found(generation)
+                base = self._find_base(generation)
                 try:
                     with _note_damage():
-                        return self._merge_steps(generation, steps, directories)
+                        encoded = self._merge_steps(generation, steps, base)
+                    return encoded, None if base is None else base.uuid
                 except (FormatError, DeviceError):
-                    with self._read() as newest:
-                        if self._found(newest).record.journal_runs == steps.record.journal_runs:
+                    with read() as newest:
+                        now = self._found(newest).record, self._find_base(newest)
+                        if _places(*now) == _places(steps.record, base):
                             raise
 
     def _merge_steps(
-        self, generation: Generation, steps: UnfinishedSteps, directories: Sequence[bytes]
+        self, generation: Generation, steps: UnfinishedSteps, base: DatasetRecord | None
     ) -> EncodedVersion:
-        streams = [
-            Stream(stored_step(generation, steps.record, step), step.header.first_chunk)
-            for step in steps.steps
-        ]
-        constants = {FIELDS_COLUMN: steps.encoder.text} if steps.encoder is not None else {}
+        streams, columns, first = [], steps.columns, 0
+        if base is not None:
+            self._check_base(generation, base, steps)
+            stored = stored_version(generation, base)
+            first = count_chunks(base.split_data_runs(generation.geometry.chunk_bytes)[0])
+            streams.append(Stream(stored, 0, first))
+            columns = stored.columns.dtypes | columns
+        for step in steps.steps:
+            header, stored = step.header, stored_step(generation, steps.record, step)
+            streams.append(Stream(stored, first + header.first_chunk, header.chunk_count))
         return merge_samples(
             streams,
             uuid=steps.record.uuid,
             chunk_bytes=generation.geometry.chunk_bytes,
-            data_chunks=count_chunks(steps.record.data_runs),
-            directories=directories,
-            columns=steps.columns,
-            defaults={},
-            constants=constants,
+            directories=[path_bytes(path) for path in self._directories],
+            columns=columns,
+            defaults=AttributeNames(self._options["defaults"] or {}).stored_defaults,
+            encoder=steps.encoder,
             tick=self._tick,
         )
+
+    def _check_base(
+        self, generation: Generation, base: DatasetRecord, steps: UnfinishedSteps
+    ) -> None:
+        """Check that the samples of the steps can be appended to a version.
+
+        Raises:
+            UsageError: they have other attributes or fields than the version has, because another
+                writer has made it since the import began.
+        """
+        if self.previous is not None and base.uuid == self.previous.record.uuid:
+            return
+        previous = load_previous_version(generation, base)
+        with previous:
+            what = f"append to version {base.version} of {quote(self._name)}, which is new"
+            check_columns(what, previous.columns, steps.columns)
+            own = frozenset(name for name in previous.names if not name.startswith(RESERVED_PREFIX))
+            lacking = own - steps.names - (self._options["defaults"] or {}).keys()
+            texts = [each and each.text for each in (previous.encoder, steps.encoder)]
+            if base.sample_count and (lacking or texts[0] != texts[1]):
+                difference = f"attributes {list_names(lacking)}" if lacking else "fields"
+                raise UsageError(
+                    f"{what}: expected its {difference} in the samples of the import, which began "
+                    "before; free it with 'dlfs import --abandon', and import them anew"
+                )
+            if _digest(previous.labels()) != read_origin(steps.record).get("labels", ""):
+                raise UsageError(
+                    f"{what}: expected the classes and labels that the dataset had when the import "
+                    "began; free it with 'dlfs import --abandon', and import all classes anew"
+                )
 
     def abort(self) -> None:
         """Discard the samples since the last step. Idempotent."""

@@ -17,11 +17,13 @@ samples that are added without one.
 A dataset has either samples of bytes or samples with fields. The fields are those that the caller
 declares, else those of the first sample; see ``dlfs.fields``.
 
-An appended version begins with the samples of an earlier one, which stay in their chunks.
+An appended version begins with the samples of an earlier one, which stay in their chunks. The seal
+merges their directory and attributes with those of the added samples (``dataset.sealing``).
 
 Nothing changes on the volume before ``seal``; earlier writes go to free chunks.
 
-Threads: one. Memory: the stage, the windows, the columns, and the directory with every path.
+Threads: one. Memory: the stage, the windows, and columns and paths of the added samples; those of
+an earlier version as they are stored.
 """
 
 from __future__ import annotations
@@ -37,15 +39,24 @@ from dlfs._native.device import as_bytes_array
 from dlfs._native.packing import Packer
 from dlfs._native.permutation import packing_permutation
 from dlfs.attributes import AttributeNames, Attributes, AttributesBuilder, AttributeTable
+from dlfs.attributes.merging import Columns
 from dlfs.base.arguments import Layout, check_choice, check_integer
 from dlfs.base.units import MIB, format_bytes, format_count
 from dlfs.connection.previous_version import PreviousVersion
+from dlfs.connection.stored_samples import encoded_samples, stored_version
 from dlfs.connection.unfinished import UnfinishedSteps
-from dlfs.directory.builder import DirectoryBuilder, FrozenParts, segment_bytes_max
+from dlfs.dataset.sealing import (
+    EncodedVersion,
+    Stream,
+    attribute_chunks,
+    merge_samples,
+    write_version,
+)
+from dlfs.directory.builder import DirectoryBuilder, segment_bytes_max
 from dlfs.errors import ClosedError, ExistsError, LimitError, SpaceError, UsageError
 from dlfs.fields import FIELDS_COLUMN, FieldEncoder
-from dlfs.format.bad_records import BadReport, bad_records_tags
-from dlfs.format.catalog import LAYOUTS, AttributeExtent, DatasetRecord
+from dlfs.format.bad_records import BadReport
+from dlfs.format.catalog import LAYOUTS, DatasetRecord
 from dlfs.format.constants import SAMPLE_BYTES_MAX, TAG_SOURCE
 from dlfs.format.geometry import ChunkRun
 from dlfs.format.journal import Cursor, StepHeader, encode_step_header
@@ -56,7 +67,7 @@ from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import DatasetInfo, describe_dataset
 from dlfs.store.journal import Step
 from dlfs.store.sample_buffer import SAMPLES_MAX, SampleBuffer, check_batch
-from dlfs.store.space import TakenRuns, append_run, count_chunks
+from dlfs.store.space import append_run, count_chunks
 from dlfs.store.transaction import Generation, Transaction, after_commit, flush_all, now_ns
 
 if TYPE_CHECKING:
@@ -69,6 +80,10 @@ STAGE_BYTES_ORDERED = 8 * MIB
 """Size of the stage whose samples are packed by one call without a shuffle, in bytes."""
 
 SEED_MAX = (1 << 64) - 1
+
+NAMES_GROWTH = 2
+"""How much longer the names of an earlier version may become, in which others are put: the first
+name of each block is stored as a whole, and the blocks begin at other names then."""
 
 _NO_ATTRIBUTES: Attributes = {}
 _NO_NAMES: frozenset[str] = frozenset()
@@ -101,7 +116,7 @@ class DatasetWriter:
         stage_bytes: size of the stage; by default it depends on the layout.
         fields: type of each field of the samples by name; by default those of the first sample.
         defaults: value of each attribute for samples that are added without it.
-        previous: samples of an earlier version, which the new one has as well.
+        previous: an earlier version, whose samples the new one has as well; closed by the seal.
         unfinished: steps of an unfinished import, which the samples go on: ``commit_step`` adds
             them as one more step.
         uuid: UUID of the new dataset, for callers that need it before the seal; random by default.
@@ -109,7 +124,9 @@ class DatasetWriter:
 
     Attributes:
         layout: order in which samples are packed.
-        previous: samples of an earlier version that the new one has as well; None without.
+        previous: the earlier version whose samples the new one has as well; None without.
+        new_count: number of samples that were added.
+        new_bytes: sum of their lengths, in bytes.
         bad: records that imports left out of the dataset, at first those of the earlier version.
 
     Raises:
@@ -169,20 +186,18 @@ class DatasetWriter:
         self._stage_number = 0
         self._path_bytes = 0
         geometry = transaction.geometry
-        self._first_runs: tuple[ChunkRun, ...] = () if previous is None else previous.runs
         self._packer = Packer(
-            chunk_bytes=geometry.chunk_bytes,
-            block_bytes=geometry.block_bytes,
-            address=count_chunks(self._first_runs) * geometry.chunk_bytes,
+            chunk_bytes=geometry.chunk_bytes, block_bytes=geometry.block_bytes, address=0
         )
         self._chunks: ChunkWriter | None = None
         self._state = "open"
-        self.sample_count = 0
-        self.sample_bytes = 0
-        if previous is not None:
-            self.carry_over(previous)
-        elif unfinished is not None:
+        self._columns: Columns = {}
+        self.new_count = 0
+        self.new_bytes = 0
+        if unfinished is not None:
             self._go_on(unfinished)
+        elif previous is not None:
+            self._begin_with(previous)
         self._check_space(expected_bytes, expected_samples)
 
     def __repr__(self) -> str:
@@ -190,22 +205,17 @@ class DatasetWriter:
         size = f"{format_count(self.sample_count, 'sample')}, {format_bytes(self.sample_bytes)}"
         return f"<DatasetWriter of dataset {name!r} version {version}: {size}, {self._state}>"
 
-    def carry_over(self, previous: PreviousVersion) -> None:
-        """Add samples that are in the chunks of the new dataset already.
-
-        Raises:
-            ExistsError: a path is there already, or is a directory.
-        """
-        self._has_packed = True
-        first, parts = previous.first_chunk, previous.parts
-        self._packer.parts[first : first + len(parts)] = parts
-        paths, lengths = previous.paths, previous.lengths
-        self._directory.add_many(paths, previous.addresses, lengths, previous.crcs)
-        self._note(paths, int(lengths.sum()), previous.columns)
-        for path in previous.empty_directories:
-            self.add_directory(path)
+    def _begin_with(self, previous: PreviousVersion) -> None:
+        """Expect what the samples of an earlier version have, and declared attributes besides."""
+        self._attributes.expect(previous.columns)
         self._encoder = previous.encoder
-        self._has_bytes |= bool(paths) and previous.encoder is None
+        self._has_bytes = previous.record.sample_count > 0 and previous.encoder is None
+        if previous.record.sample_count or previous.columns:
+            known = dict.fromkeys(previous.names, ())
+            completed = self._names.complete(known, 0, None)
+            new = {name: value for name, value in completed.items() if name not in known}
+            self._attributes.append(self._attributes.prepare(new, 0), 0)
+            self._names.settle(completed)
 
     def _go_on(self, unfinished: UnfinishedSteps) -> None:
         self._attributes.expect(unfinished.columns)
@@ -215,9 +225,20 @@ class DatasetWriter:
         self._stage_number = unfinished.window_count
         self._earlier_bytes = unfinished.path_bytes, unfinished.attributes_bytes
 
+    @property
+    def sample_count(self) -> int:
+        """Number of samples: those that were added, and those of the earlier version."""
+        return self.new_count + (self.previous.record.sample_count if self.previous else 0)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Sum of the lengths of these samples, in bytes."""
+        return self.new_bytes + (self.previous.record.sample_bytes if self.previous else 0)
+
     def __contains__(self, path: object) -> bool:
         """Return True if a sample of this path was added, or is in the earlier version."""
-        return path in self._stage.path_set or path in self._directory
+        added = path in self._stage.path_set or (self._has_packed and path in self._directory)
+        return added or (self.previous is not None and path in self.previous)
 
     # ---- adding ----------------------------------------------------------------------------------
 
@@ -254,7 +275,7 @@ class DatasetWriter:
         """
         self._check_open()
         raw = path_bytes(path)
-        if raw in self._stage.path_set or (self._has_packed and raw in self._directory):
+        if raw in self:
             raise ExistsError(f"add the sample {display(raw)!r}: it was added already")
         if isinstance(data, Mapping):
             check_no_reserved(attributes, raw)
@@ -365,6 +386,9 @@ class DatasetWriter:
         elif len(paths):
             self._check_bytes_allowed(paths[0])
         check_reserved(attributes, sizes, display(self._name))
+        known = None if self.previous is None else self.previous.find_known(paths)
+        if known is not None:
+            raise ExistsError(f"add the sample {display(known)!r}: it was added already")
         self._note(paths, int(sizes.sum()), attributes)
         if not self._shuffles:
             self._drain_stage()
@@ -411,11 +435,11 @@ class DatasetWriter:
         samples = len(paths)
         if attributes or self._names.names != _NO_NAMES:
             values = self._names.complete(attributes, samples, paths[0] if samples else None)
-            self._attributes.append(self._attributes.prepare(values, samples), self.sample_count)
+            self._attributes.append(self._attributes.prepare(values, samples), self.new_count)
             if samples or attributes:
                 self._names.settle(values)
-        self.sample_count += samples
-        self.sample_bytes += sample_bytes
+        self.new_count += samples
+        self.new_bytes += sample_bytes
         self._path_bytes += sum(map(len, paths))
 
     # ---- packing ---------------------------------------------------------------------------------
@@ -491,7 +515,6 @@ class DatasetWriter:
                 transaction.devices,
                 transaction.geometry,
                 transaction.space.take,
-                self._first_runs,
             )
         return self._chunks
 
@@ -515,7 +538,7 @@ class DatasetWriter:
         self._check_open()
         try:
             self._drain_stage()
-            record = self._record(*self._finish_data())
+            record = self._write_version()
             generation = self._transaction.commit(removed=self._replaced, added=[record])
         except BaseException:
             self.abort()
@@ -575,8 +598,8 @@ class DatasetWriter:
             number=len(self._unfinished.steps) if self._unfinished else 0,
             first_chunk=before.data_bytes // chunk_bytes if before else 0,
             chunk_count=chunks.chunk_count,
-            sample_count=self.sample_count,
-            sample_bytes=self.sample_bytes,
+            sample_count=self.new_count,
+            sample_bytes=self.new_bytes,
             path_bytes=self._path_bytes,
             source_count=source_count,
             window_count=self._stage_number,
@@ -594,18 +617,18 @@ class DatasetWriter:
             version=0,
             uuid=self.uuid,
             created_ns=before.created_ns if before else now_ns(),
-            sample_count=self.sample_count + (before.sample_count if before else 0),
-            sample_bytes=self.sample_bytes + (before.sample_bytes if before else 0),
+            sample_count=self.new_count + (before.sample_count if before else 0),
+            sample_bytes=self.new_bytes + (before.sample_bytes if before else 0),
             layout=self.layout,
             seed=self._seed,
-            data_runs=_joined(before.data_runs if before else (), chunks.runs),
+            data_runs=joined_runs(before.data_runs if before else (), chunks.runs),
             data_bytes=own_bytes + (before.data_bytes if before else 0),
             directory_runs=(),
             entries_bytes=0,
             names_bytes=0,
             tags=((TAG_SOURCE, source), *others),
             state="unfinished",
-            journal_runs=_joined(before.journal_runs if before else (), journal),
+            journal_runs=joined_runs(before.journal_runs if before else (), journal),
             journal_bytes=count_chunks(journal) * chunk_bytes
             + (before.journal_bytes if before else 0),
         )
@@ -622,51 +645,58 @@ class DatasetWriter:
         chunks.drain()
         flush_all(self._transaction.devices)
 
-    def _finish_data(self) -> tuple[AttributeExtent | None, FrozenParts]:
-        """Write the last window and the attributes; freeze the directory when all is durable."""
+    def _write_version(self) -> DatasetRecord:
+        """Write the last window, the attributes and the directory; return the record."""
         chunks = self._open_chunks()
-        length = self._packer.address - chunks.address
-        if length:
-            chunks.advance(length)
-        extent = self._write_attributes(chunks) if len(self._attributes) else None
-        chunks.drain()
-        flush_all(self._transaction.devices)
-        chunk_bytes = self._transaction.geometry.chunk_bytes
-        return extent, self._directory.freeze(
-            self.uuid,
-            chunks.chunk_count * chunk_bytes,
-            chunk_bytes=chunk_bytes,
-            parts=self._packer.parts,
-        )
-
-    def _write_attributes(self, chunks: ChunkWriter) -> AttributeExtent:
-        """Write the columns to chunks from the end of the free space, last in the data space."""
-        address = chunks.address
-        parts = self._attributes.freeze(self.uuid, self._directory.rows())
-        segment_bytes = sum(part.nbytes for part in parts)
-        count = -(-segment_bytes // self._transaction.geometry.chunk_bytes)
-        chunks.take = TakenRuns(self._transaction.space.take_all(count)).take
-        chunks.write_parts(parts)
-        return AttributeExtent(address, segment_bytes, parts[0].nbytes)
-
-    def _record(self, extent: AttributeExtent | None, parts: FrozenParts) -> DatasetRecord:
-        chunks = self._open_chunks()
-        return DatasetRecord(
+        self._finish_window(chunks)
+        encoded = self._encode(chunks.chunk_count)
+        previous, runs = self.previous, chunks.runs
+        if previous is not None:
+            encoded = self._merge(previous, encoded)
+            runs = list(joined_runs(previous.runs, runs))
+        return write_version(
+            self._transaction,
+            encoded,
             name=self._name,
             version=self._version,
             uuid=self.uuid,
-            created_ns=now_ns(),
-            sample_count=self.sample_count,
-            sample_bytes=self.sample_bytes,
             layout=self.layout,
             seed=self._seed,
-            data_runs=tuple(chunks.runs),
-            data_bytes=chunks.chunk_count * self._transaction.geometry.chunk_bytes,
-            directory_runs=self._transaction.write_segment([parts.entries, parts.names]),
-            entries_bytes=parts.entries.nbytes,
-            names_bytes=parts.names.nbytes,
-            attribute_extent=extent,
-            tags=bad_records_tags(self.bad, self._transaction.base.superblock.catalog_bytes),
+            runs=runs,
+            bad=self.bad,
+        )
+
+    def _encode(self, chunk_count: int) -> EncodedVersion:
+        """Encode the directory and the attributes of the added samples."""
+        chunk_bytes = self._transaction.geometry.chunk_bytes
+        attributes: Sequence[NDArray[np.uint8]] = []
+        if len(self._attributes):
+            self._columns = self._attributes.dtypes
+            attributes = self._attributes.freeze(self.uuid, self._directory.rows())
+        chunks = chunk_count + attribute_chunks(attributes, chunk_bytes)
+        directory = self._directory.freeze(
+            self.uuid, chunks * chunk_bytes, chunk_bytes=chunk_bytes, parts=self._packer.parts
+        )
+        return EncodedVersion(directory, attributes)
+
+    def _merge(self, previous: PreviousVersion, own: EncodedVersion) -> EncodedVersion:
+        """Merge the samples of the earlier version with the added ones."""
+        self._directory = DirectoryBuilder()
+        previous.close()
+        parts = own.directory.entries, own.directory.names
+        added = encoded_samples(parts, own.attributes, self.uuid, self.new_count)
+        base = self._transaction.base
+        return merge_samples(
+            [
+                Stream(stored_version(base, previous.record), 0, count_chunks(previous.runs)),
+                Stream(added, count_chunks(previous.runs), self._open_chunks().chunk_count),
+            ],
+            uuid=self.uuid,
+            chunk_bytes=base.geometry.chunk_bytes,
+            directories=[],
+            columns=self._columns,
+            defaults=self._names.stored_defaults,
+            encoder=self._encoder,
         )
 
     def abort(self) -> None:
@@ -711,8 +741,14 @@ class DatasetWriter:
     def _overhead_chunks(self, samples: int, path_bytes: int, sample_bytes: int) -> int:
         """Return the chunks to reserve for attributes, directory and catalog."""
         chunk_bytes = self._transaction.geometry.chunk_bytes
+        attributes_bytes = self._attributes.size_bytes
+        if self.previous is not None:
+            record = self.previous.record
+            path_bytes += NAMES_GROWTH * record.names_bytes
+            extent = record.attribute_extent
+            attributes_bytes += 0 if extent is None else extent.segment_bytes
         directory = segment_bytes_max(samples, path_bytes, sample_bytes // chunk_bytes)
-        attributes = -(-self._attributes.size_bytes // chunk_bytes)
+        attributes = -(-attributes_bytes // chunk_bytes)
         return attributes - (-directory // chunk_bytes) + self._transaction.next_catalog_chunks
 
     def _check_space(self, expected_bytes: int, expected_samples: int) -> None:
@@ -741,7 +777,7 @@ class DatasetWriter:
             self.abort()
 
 
-def _joined(runs: Sequence[ChunkRun], more: Sequence[ChunkRun]) -> tuple[ChunkRun, ...]:
+def joined_runs(runs: Sequence[ChunkRun], more: Sequence[ChunkRun]) -> tuple[ChunkRun, ...]:
     """Return runs and those that follow them in data order."""
     joined = list(runs)
     for run in more:

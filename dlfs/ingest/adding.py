@@ -35,8 +35,7 @@ class BlockAdder:
         self._is_known: Callable[[bytes], bool] = frozenset[bytes]().__contains__
         if self._bad.are_allowed and isinstance(writer, DatasetWriter):
             self._is_known = writer.__contains__
-            for path in writer.previous.paths if writer.previous is not None else ():
-                self._folders.update(_folders(path, self._folders))
+        self._directory = None if writer.previous is None else writer.previous.directory
 
     def add(self, block: SampleBlock) -> tuple[int, int]:
         """Add a block; return the number of samples that were added, and their bytes.
@@ -89,7 +88,7 @@ class BlockAdder:
             problem = ""
             if path in block or self._is_known(path):
                 problem = "another sample has this path"
-            elif path in self._folders:
+            elif path in self._folders or (self._directory and self._directory.is_directory(path)):
                 problem = "other samples lie below this path"
             elif above is not None:
                 problem = f"{show(above)} is a sample and cannot have samples below it"

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from numpy.typing import NDArray
-
 from dlfs.base.arguments import Layout
 from dlfs.base.closing import closed_on_error
 from dlfs.base.wording import join_words
@@ -242,15 +240,17 @@ def import_dataset(
         "seed": seed,
         "defaults": defaults,
     }
-    with _open_writer(volume, source, name, options, append, step_bytes, command, uuid) as writer:
-        previous = writer.previous if isinstance(writer, DatasetWriter) else None
+    # Samples that are left out have no place in the count of samples by which an import goes on.
+    steps = None if skip_existing or source.bad.are_allowed else step_bytes
+    with _open_writer(volume, source, name, options, append, steps, command, uuid) as writer:
+        previous = writer.previous
         kept, left = (0, 0), 0
         if isinstance(writer, StepWriter):
             kept = writer.kept_count, writer.kept_bytes
             left = writer.source_count - source.seek(writer.source_count, writer.cursor)
-        paths = set(previous.paths) if previous is not None and skip_existing else set()
-        labels = {} if previous is None else _class_labels(previous.columns)
-        known = source.leave_out(paths.__contains__) if paths else 0
+        is_known = previous.__contains__ if previous is not None and skip_existing else None
+        labels = {} if previous is None else previous.labels()
+        known = source.leave_out(is_known) if is_known else 0
         totals = source.sample_count, source.sample_bytes
         meter = Meter(progress, *map(_less, totals, kept))
         layout = writer.layout
@@ -258,7 +258,7 @@ def import_dataset(
         with closing(source.blocks(layout=layout, seed=seed)) as blocks:
             for block in without_first(blocks, left):
                 _check_labels(block, labels, source.name)
-                new = without_known(block, paths.__contains__) if paths else block
+                new = without_known(block, is_known) if is_known else block
                 known += len(block.paths) - len(new.paths)
                 meter.add(*adder.add(new))
         bad = adder.finish()
@@ -299,34 +299,22 @@ def _open_writer(
 ) -> DatasetWriter | StepWriter:
     """Return a writer for the samples of a source: in steps, if that can go on after a kill."""
     given = {**options, "source_shuffled": source.gives_shuffled, "uuid": uuid}
-    if append:
-        return volume.append(name, **given)
-    given["expected_bytes"] = source.sample_bytes or 0
-    given["expected_samples"] = source.sample_count or 0
-    # Bad records have no place in the count of samples by which an import goes on.
-    if step_bytes is None or source.fingerprint is None or source.bad.are_allowed:
-        return volume.writer(name, **given)
+    if not append:
+        given["expected_bytes"] = source.sample_bytes or 0
+        given["expected_samples"] = source.sample_count or 0
+    if step_bytes is None or source.fingerprint is None:
+        return volume.append(name, **given) if append else volume.writer(name, **given)
     origin = {
         "source": source.name,
-        "fingerprint": fingerprint_of(source.fingerprint, options, str(uuid)),
+        "fingerprint": fingerprint_of(source.fingerprint, options, str(uuid), append),
         "command": command,
         "directory": os.getcwd(),
     }
-    return volume.step_writer(name, origin, step_bytes=step_bytes, **given)
+    return volume.step_writer(name, origin, append=append, step_bytes=step_bytes, **given)
 
 
 def _less(total: int | None, kept: int) -> int | None:
     return None if total is None else max(0, total - kept)
-
-
-def _class_labels(columns: Mapping[str, NDArray[Any]]) -> dict[str, int]:
-    """Return the label of each class, if they are numbered as a folder of classes numbers them."""
-    if "class" not in columns or "label" not in columns or columns["label"].ndim > 1:
-        return {}
-    pairs = set(zip(columns["class"].tolist(), columns["label"].tolist(), strict=True))
-    labels = dict(pairs)
-    numbered = sorted(labels.values()) == [*range(len(labels))] and len(pairs) == len(labels)
-    return labels if numbered else {}
 
 
 def _check_labels(block: SampleBlock, labels: Mapping[str, int], where: str) -> None:

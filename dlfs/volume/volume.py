@@ -42,7 +42,7 @@ from dlfs.connection.identity import DatasetIdentity
 from dlfs.dataset.dataset import Dataset
 from dlfs.dataset.writer import DatasetWriter, WriterKeywords
 from dlfs.errors import ClosedError, NotFoundError, StaleError, UsageError
-from dlfs.format.catalog import Records
+from dlfs.format.catalog import Catalog, DatasetRecord, Records
 from dlfs.format.names import DatasetName, dataset_name_bytes, new_dataset_name, parse_dataset
 from dlfs.format.paths import display
 from dlfs.store.info import (
@@ -413,7 +413,7 @@ class Volume(Closing):
         requested = self._parsed(name)
         raw = new_dataset_name(requested.name)
         with self._writing(f"dlfs appending to dataset {display(raw)!r}") as transaction:
-            record = self._choose(transaction, requested)[-1]
+            record = self._choose(transaction.base.catalog, requested)[-1]
             return DatasetWriter(
                 transaction,
                 raw,
@@ -425,13 +425,19 @@ class Volume(Closing):
             )
 
     def step_writer(
-        self, name: str | bytes, origin: Mapping[str, Any], **options: Any
+        self,
+        name: str | bytes,
+        origin: Mapping[str, Any],
+        *,
+        append: bool = False,
+        **options: Any,
     ) -> StepWriter:
         """Start a new version of a dataset whose samples are committed in steps.
 
         Args:
             name: name of the dataset; see ``writer``.
             origin: describes the source; see ``StepWriter``.
+            append: the version has all samples of the newest version as well; see ``append``.
             options: further arguments of ``StepWriter``.
 
         Raises:
@@ -447,7 +453,14 @@ class Volume(Closing):
             session = self._local("write")
             return newest_generation(session.generation, session.connection.options.opener)
 
-        return StepWriter(begin, read, raw, origin, on_end=self._written, **options)
+        def choose(catalog: Catalog) -> DatasetRecord:
+            return self._choose(catalog, requested)[-1]
+
+        requested = DatasetName(raw, None)
+        choose_base = choose if append else None
+        return StepWriter(
+            begin, read, raw, origin, choose_base=choose_base, on_end=self._written, **options
+        )
 
     def unfinished(self) -> list[UnfinishedInfo]:
         """List the imports that are not finished, by name."""
@@ -501,7 +514,9 @@ class Volume(Closing):
         """
         requested = self._request(name, version)
         with self._transaction(f"dlfs removing dataset {requested}") as transaction:
-            committed = transaction.commit(removed=self._choose(transaction, requested))
+            committed = transaction.commit(
+                removed=self._choose(transaction.base.catalog, requested)
+            )
         self._refresh_after(committed)
 
     def prune(
@@ -530,7 +545,7 @@ class Volume(Closing):
             raise UsageError(f"{action}: expected the name of a dataset without a version")
         with self._transaction(f"dlfs pruning dataset {requested}") as transaction:
             committed = None
-            doomed = self._choose(transaction, requested)[:-count]
+            doomed = self._choose(transaction.base.catalog, requested)[:-count]
             uuids = {record.uuid for record in doomed}
             if expected is not None and uuids != set(expected):
                 versions = ", ".join(str(record.version) for record in doomed) or "none"
@@ -565,7 +580,7 @@ class Volume(Closing):
         requested = self._request(name)
         with self._transaction(f"dlfs renaming dataset {requested}") as transaction:
             base = transaction.base
-            chosen = self._choose(transaction, requested)
+            chosen = self._choose(transaction.base.catalog, requested)
             renamed = rename_records(base.catalog, base.superblock, chosen, raw)
             committed = transaction.commit(removed=chosen, added=renamed)
         self._refresh_after(committed)
@@ -677,13 +692,12 @@ class Volume(Closing):
         self._find(name, version)
         return self._parse_request(name, version)
 
-    def _choose(self, transaction: Transaction, requested: DatasetName) -> Records:
-        """Return the records that a name refers to in the locked volume; at least one.
+    def _choose(self, catalog: Catalog, requested: DatasetName) -> Records:
+        """Return the records that a name refers to in the volume as it is now; at least one.
 
         Raises:
             NotFoundError: another writer removed or renamed them before the volume was locked.
         """
-        catalog = transaction.base.catalog
         chosen = catalog.find(requested.name, requested.version)
         if not chosen:
             raise no_such_dataset(catalog, requested.name, requested.version, where=self.uri)
