@@ -284,8 +284,8 @@ class StepWriter:
                     f"add attribute {name!r}: expected {len(paths)} values, got an array of shape "
                     f"{values.shape}"
                 )
-        first = 0
-        while first < len(paths):
+        first, is_complete = 0, False
+        while not is_complete:  # once also without samples, which may have columns
             writer = self._opened()
             chosen = slice(first, self._end_of_step(writer, lengths, first))
             writer.add_batch(
@@ -297,7 +297,8 @@ class StepWriter:
             )
             self.source_count += chosen.stop - first
             first = chosen.stop
-            if first == len(paths):
+            is_complete = first == len(paths)
+            if is_complete:
                 self._note_cursor(cursor)
             if writer.new_bytes >= self._step_bytes or writer.new_count >= STEP_SAMPLES:
                 self._commit_step(writer)

@@ -262,7 +262,7 @@ def same_every_time(kind: str) -> Iterator[None]:
     ]
     replaced += [
         (f"dlfs.{module}.now_ns", lambda: next(times))
-        for module in ("store.formatting", "dataset.writer")
+        for module in ("store.formatting", "dataset.writer", "dataset.sealing")
     ]
     # Versions of zlib compress differently, but store alike.
     replaced.append(("dlfs.format.bad_records.zlib.compress", partial(zlib.compress, level=0)))

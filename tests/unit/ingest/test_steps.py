@@ -504,3 +504,107 @@ def test_a_seal_that_fails_unlocks_the_volume_and_says_what_is_kept(tmp_path: Pa
         (note,) = raised.value.__notes__
         assert "3 samples, 175.8 KiB, are kept as an unfinished import" in note
         assert target.abandon("x").sample_count == 3
+
+
+# ---- appending -----------------------------------------------------------------------------------
+
+
+def appended(volume: str, path: Path, *, kill_at: int | None = None, **options: Any) -> Any:
+    return run(volume, opened(path), kill_at=kill_at, append=True, **options)
+
+
+def with_base(path: Path) -> str:
+    volume = fresh(path)
+    samples = {f"{'abc'[n % 3]}/old{n:03}": bytes([n]) * (n * 37) for n in range(150)}
+    with dlfs.open(volume) as target, target.writer("x", layout="path") as writer:
+        for name, data in samples.items():
+            writer.add(name, data)
+        writer.add_directory("gone/for/good")
+    return volume
+
+
+def test_a_killed_append_goes_on_to_the_same_version(tmp_path: Path) -> None:
+    path = folder(tmp_path)
+    whole, killed = with_base(tmp_path / "whole.img"), with_base(tmp_path / "killed.img")
+    assert appended(whole, path, step_bytes=None) is not None
+    kept = []
+    for kill_at in range(2, 40):
+        found = appended(killed, path, kill_at=kill_at)
+        with dlfs.open(killed) as volume:
+            assert len(volume.versions("x")) == (2 if found else 1)
+            kept += [info.sample_count for info in volume.unfinished()]
+        if found:
+            break
+    assert found is not None
+    assert found.kept_count == kept[-1] > 0
+    assert len(set(kept)) > 2
+    one, other = everything(killed), everything(whole)
+    assert (one[0], *one[2:4], *one[5:]) == (other[0], *other[2:4], *other[5:])
+    assert read_dataset(killed, "x") == read_dataset(whole, "x")
+    assert len(read_dataset(killed, "x@1")) == 150
+
+
+def test_another_writer_appends_while_an_append_is_sealed(tmp_path: Path) -> None:
+    with dlfs.open(with_base(tmp_path / "v.img")) as volume:
+        writer = volume.step_writer("x", {}, append=True, step_bytes=1, layout="path")
+        nothing = np.zeros(1, np.int64)
+        for number in range(3):
+            writer.add_batch([b"new%d" % number], b"1", nothing, nothing + 1)
+        versions: list[int] = []
+
+        def append(_samples: int) -> None:
+            if len(versions) < 5:
+                with dlfs.open(volume.uri) as other:
+                    write_dataset(other, "x", {f"other{len(versions)}": b"2"}, append=True)
+                    versions.append(other.versions("x")[-1].version)
+
+        writer.seal(append)
+        assert 1 < len(versions) <= 5
+        samples = read_dataset(volume, "x")
+        assert len(samples) == 150 + 3 + len(versions)
+        assert [info.version for info in volume.versions("x")] == [1, *versions, versions[-1] + 1]
+        assert list(volume.verify()) == []
+
+
+def test_an_append_is_refused_if_the_dataset_has_changed_otherwise(tmp_path: Path) -> None:
+    lengths = np.ones(1, np.int64)
+
+    def append(volume: dlfs.Volume, changed: dict[str, Any]) -> None:
+        writer = volume.step_writer("x", {}, append=True, step_bytes=1, layout="path")
+        writer.add_batch([b"new"], b"1", lengths - 1, lengths, attributes={"n": [1]})
+        with dlfs.open(volume.uri) as other, other.writer("x") as another:
+            another.add("a", b"1", attributes=changed)
+        writer.seal()
+
+    wrong = {"n": 1.5}, {"n": "text"}, {"n": 1, "more": 2}
+    for number, changed in enumerate(wrong):
+        path = fresh(tmp_path / f"{number}.img")
+        write_dataset(path, "x", {"old": b"1"}, attributes=[{"n": 3}])
+        with dlfs.open(path) as volume:
+            with pytest.raises(UsageError, match="append to version 2 of 'x', which is new"):
+                append(volume, changed)
+            assert len(volume.unfinished()) == 1
+            volume.remove("x", 2)
+            with volume.step_writer("x", {}, append=True, step_bytes=1, layout="path"):
+                pass  # goes on, and is sealed
+            with volume["x"] as dataset:
+                assert dataset.column("n").tolist() == [1, 3]
+
+
+def test_the_version_to_append_to_is_gone(tmp_path: Path) -> None:
+    with dlfs.open(with_base(tmp_path / "v.img")) as volume:
+        writer = volume.step_writer("x", {}, append=True, step_bytes=1, layout="path")
+        writer.add_batch([b"new"], b"1", np.zeros(1, np.int64), np.ones(1, np.int64))
+        volume.remove("x")
+        with pytest.raises(NotFoundError, match="'x'"):
+            writer.seal()
+        assert volume.abandon("x").sample_count == 1
+
+
+def test_paths_that_the_version_has_are_found_by_each_batch(tmp_path: Path) -> None:
+    lengths = np.ones(2, np.int64)
+    with dlfs.open(with_base(tmp_path / "v.img")) as volume:
+        writer = volume.step_writer("x", {}, append=True, step_bytes=1, layout="path")
+        with pytest.raises(ExistsError, match="'b/old001': it was added already"), writer:
+            writer.add_batch([b"b/old001", b"new"], b"12", lengths - 1, lengths)
+        assert volume.unfinished() == []
