@@ -146,7 +146,9 @@ def run_import(volume: Path, count: int, hashed: bool) -> None:
     directory = record.entries_bytes + record.names_bytes + extent.segment_bytes
     report("seal", count, steps[0])
     beside = (peak_bytes() - before - directory) / count
-    report("import", count, since, directory_bytes=directory, beside_bytes_a_sample=round(beside, 1))
+    report(
+        "import", count, since, directory_bytes=directory, beside_bytes_a_sample=round(beside, 1)
+    )
 
 
 def run_read(volume: Path, count: int, _hashed: bool) -> None:
