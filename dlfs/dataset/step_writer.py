@@ -35,11 +35,12 @@ from dlfs.base.units import GIB, format_bytes, format_count
 from dlfs.base.wording import list_names, quote
 from dlfs.connection.previous_version import PreviousVersion, load_previous_version
 from dlfs.connection.stored_samples import stored_step, stored_version
-from dlfs.connection.unfinished import UnfinishedSteps, load_steps
+from dlfs.connection.unfinished import UnfinishedSteps, load_step, load_steps
 from dlfs.dataset.sealing import EncodedVersion, Stream, Tick, merge_samples, write_version
 from dlfs.dataset.writer import DatasetWriter, joined_runs
+from dlfs.directory import FrozenDirectory
 from dlfs.errors import ClosedError, DeviceError, FormatError, StaleError, UsageError
-from dlfs.format.bad_records import BadReport
+from dlfs.format.bad_records import BadReport, read_bad_records
 from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.constants import ADDRESS_MAX, RESERVED_PREFIX, SOURCE_BYTES_MAX
 from dlfs.format.geometry import ChunkRun
@@ -70,6 +71,7 @@ and values of JSON that are left out if they have no room in the record."""
 _DAMAGED = "its journal is damaged, so the import cannot go on: 'dlfs import --abandon' frees it"
 MERGES_MAX = 3
 """Attempts to merge the samples with the newest version while the volume is unlocked."""
+_PATHS_AT_ONCE = 1 << 16
 SOURCE_NAME_MAX = 1000
 """Most characters of a source's name in the record, if not all of the origin has room."""
 
@@ -154,6 +156,7 @@ class StepWriter:
         sample_count: samples so far: of earlier steps, added since, and of the version that is
             appended to.
         bad: records that the import left out of the dataset.
+        bad_so_far: bad records in the part of the source that the steps so far have used.
 
     Raises:
         UsageError: an unfinished import of this name has another source.
@@ -197,6 +200,7 @@ class StepWriter:
             "on_end": on_end,
         }
         self._directories: list[PathLike] = []
+        self._loaded: list[FrozenDirectory] = []
         self._tick: Tick = lambda _samples: None
         self._steps: UnfinishedSteps | None = None
         self._writer: DatasetWriter | None = None
@@ -219,6 +223,7 @@ class StepWriter:
             self.kept_count, self.kept_bytes = kept
             self.source_count = 0 if self._steps is None else self._steps.source_count
             self.cursor = None if self._steps is None else self._steps.cursor
+            self.bad_so_far = BadReport() if found is None else read_bad_records(found.tags)
             self._writer = self._step(
                 transaction,
                 uuid=uuid,
@@ -300,7 +305,7 @@ class StepWriter:
             is_complete = first == len(paths)
             if is_complete:
                 self._note_cursor(cursor)
-            if writer.new_bytes >= self._step_bytes or writer.new_count >= STEP_SAMPLES:
+            if self._is_full(writer):
                 self._commit_step(writer)
 
     def _note_cursor(self, value: Mapping[str, Any] | None) -> None:
@@ -309,6 +314,74 @@ class StepWriter:
             cursor = Cursor(value, self.source_count)
             if len(cursor.json) <= CURSOR_BYTES_MAX:
                 self.cursor = cursor
+
+    def add_part(
+        self,
+        paths: Sequence[bytes],
+        data: BytesLike,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        *,
+        attributes: Mapping[str, ArrayLike],
+    ) -> None:
+        """Add some samples of a block, of which others are left out; see ``end_block``."""
+        self._opened().add_batch(paths, data, offsets, lengths, attributes=attributes)
+
+    def end_block(self, count: int, cursor: Mapping[str, Any] | None, bad: BadReport) -> None:
+        """Commit the step if it ends in the block whose parts were added.
+
+        If the source has cursors, a step ends at one of them: the bad records up to there are then
+        known without reading what the step has again.
+
+        Args:
+            count: samples of the source in the block, with those that were left out.
+            cursor: as in ``add_batch``.
+            bad: bad records in the source so far.
+        """
+        self.source_count += count
+        self.bad_so_far = bad
+        self._note_cursor(cursor)
+        at_cursor = self.cursor is None or self.cursor.count == self.source_count
+        if self._writer is not None and at_cursor and self._is_full(self._writer):
+            self._commit_step(self._writer)
+
+    def _is_full(self, writer: DatasetWriter) -> bool:
+        return writer.new_bytes >= self._step_bytes or writer.new_count >= STEP_SAMPLES
+
+    def find_known(self, paths: Sequence[bytes]) -> set[bytes]:
+        """Return those of some paths that samples of the import have.
+
+        Memory: the directories of the steps, about 32 bytes a sample and its path, from the first
+        call on.
+
+        Raises:
+            FormatError, DeviceError: as ``load_step``.
+        """
+        self._load_directories()
+        known = set() if self._writer is None else {path for path in paths if path in self._writer}
+        before = [] if self.previous is None else [self.previous.directory]
+        for directory in (*before, *self._loaded):
+            places = directory.find(paths)
+            known.update(paths[number] for number in np.flatnonzero(places >= 0).tolist())
+        return known
+
+    def kept_paths(self) -> Iterator[bytes]:
+        """Yield the paths of the samples of all steps so far; see ``find_known`` for memory."""
+        self._load_directories()
+        for directory in self._loaded:
+            for first in range(0, len(directory), _PATHS_AT_ONCE):
+                count = min(_PATHS_AT_ONCE, len(directory) - first)
+                yield from directory.names(first, count)
+
+    def _load_directories(self) -> None:
+        """Load the directories of the steps that are not loaded yet."""
+        steps = () if self._steps is None else self._steps.steps[len(self._loaded) :]
+        if not steps:
+            return
+        with self._read() as generation:
+            record = self._found(generation).record
+            for step in steps:
+                self._loaded.append(load_step(generation, record, step)[0])
 
     def _end_of_step(self, writer: DatasetWriter, lengths: NDArray[np.int64], first: int) -> int:
         """Return the position after the last sample to add to the present step."""
@@ -323,6 +396,7 @@ class StepWriter:
         self._directories.append(path)
 
     def _commit_step(self, writer: DatasetWriter) -> None:
+        writer.bad = self.bad_so_far
         self._steps = writer.commit_step(self.source_count, self._origin, self.cursor)
         self._writer = None
 
@@ -383,6 +457,7 @@ class StepWriter:
         return info
 
     def _seal(self) -> DatasetInfo:
+        self._close_loaded()
         if self._steps is None:
             writer = self._opened()
             for path in self._directories:
@@ -517,10 +592,15 @@ class StepWriter:
 
     def abort(self) -> None:
         """Discard the samples since the last step. Idempotent."""
+        self._close_loaded()
         if self._state == "open":
             self._state = "aborted"
             if self._writer is not None:
                 self._writer.abort()
+
+    def _close_loaded(self) -> None:
+        while self._loaded:
+            self._loaded.pop().close()
 
     def __enter__(self) -> Self:
         return self

@@ -55,9 +55,9 @@ from dlfs.dataset.sealing import (
 from dlfs.directory.builder import DirectoryBuilder, segment_bytes_max
 from dlfs.errors import ClosedError, ExistsError, LimitError, SpaceError, UsageError
 from dlfs.fields import FIELDS_COLUMN, FieldEncoder
-from dlfs.format.bad_records import BadReport
+from dlfs.format.bad_records import BadReport, bad_records_tags
 from dlfs.format.catalog import LAYOUTS, DatasetRecord
-from dlfs.format.constants import SAMPLE_BYTES_MAX, TAG_SOURCE
+from dlfs.format.constants import SAMPLE_BYTES_MAX, TAG_BAD_RECORDS, TAG_SOURCE
 from dlfs.format.geometry import ChunkRun
 from dlfs.format.journal import Cursor, StepHeader, encode_step_header
 from dlfs.format.location import LOCATION, unpack_locations
@@ -593,7 +593,9 @@ class DatasetWriter:
             self.uuid, own_bytes, chunk_bytes=chunk_bytes, parts=self._packer.parts
         )
         before = self._unfinished and self._unfinished.record
-        others = [tag for tag in (before.tags if before else ()) if tag[0] != TAG_SOURCE]
+        own = TAG_SOURCE, TAG_BAD_RECORDS
+        others = [tag for tag in (before.tags if before else ()) if tag[0] not in own]
+        bad = bad_records_tags(self.bad, self._transaction.base.superblock.catalog_bytes)
         header = StepHeader(
             number=len(self._unfinished.steps) if self._unfinished else 0,
             first_chunk=before.data_bytes // chunk_bytes if before else 0,
@@ -626,7 +628,7 @@ class DatasetWriter:
             directory_runs=(),
             entries_bytes=0,
             names_bytes=0,
-            tags=((TAG_SOURCE, source), *others),
+            tags=((TAG_SOURCE, source), *bad, *others),
             state="unfinished",
             journal_runs=joined_runs(before.journal_runs if before else (), journal),
             journal_bytes=count_chunks(journal) * chunk_bytes

@@ -8,7 +8,7 @@ error of the writer.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from dlfs.dataset.step_writer import StepWriter
 from dlfs.dataset.writer import DatasetWriter
@@ -32,10 +32,10 @@ class BlockAdder:
         self._bad = source.bad
         self._bad.expect(source.sample_count)
         self._folders: set[bytes] = set()
-        self._is_known: Callable[[bytes], bool] = frozenset[bytes]().__contains__
-        if self._bad.are_allowed and isinstance(writer, DatasetWriter):
-            self._is_known = writer.__contains__
         self._directory = None if writer.previous is None else writer.previous.directory
+        if self._bad.are_allowed and isinstance(writer, StepWriter):
+            for path in writer.kept_paths():
+                self._folders.update(_folders(path, self._folders))
 
     def add(self, block: SampleBlock) -> tuple[int, int]:
         """Add a block; return the number of samples that were added, and their bytes.
@@ -57,6 +57,9 @@ class BlockAdder:
         added = list(self._bad.each_part(len(new.paths), add, name, (UsageError, LimitError)))
         samples = sum(count for count, _ in added)
         self._bad.count_good(samples)
+        if isinstance(self._writer, StepWriter):
+            so_far = self._bad.report_since_opening()
+            self._writer.end_block(len(block.paths), block.cursor, so_far)
         return samples, sum(size_bytes for _, size_bytes in added)
 
     def finish(self) -> BadReport:
@@ -72,7 +75,9 @@ class BlockAdder:
 
     def _add(self, block: SampleBlock) -> tuple[int, int]:
         samples = block.paths, block.data, block.offsets, block.lengths
-        if isinstance(self._writer, StepWriter):
+        if isinstance(self._writer, StepWriter) and self._bad.are_allowed:
+            self._writer.add_part(*samples, attributes=block.attributes)
+        elif isinstance(self._writer, StepWriter):
             self._writer.add_batch(*samples, attributes=block.attributes, cursor=block.cursor)
         else:
             self._writer.add_batch(*samples, attributes=block.attributes)
@@ -81,12 +86,13 @@ class BlockAdder:
     def _find_new(self, paths: list[bytes]) -> list[bool]:
         """Return True for each path that a sample can have; note the others."""
         found: list[bool] = []
-        block: set[bytes] = set()
+        above_all = {one for path in paths for one in _folders(path, self._folders)}
+        known = self._find_known([*paths, *above_all])
         for path in paths:
             folders = list(_folders(path, self._folders))
-            above = next((one for one in folders if one in block or self._is_known(one)), None)
+            above = next((one for one in folders if one in known), None)
             problem = ""
-            if path in block or self._is_known(path):
+            if path in known:
                 problem = "another sample has this path"
             elif path in self._folders or (self._directory and self._directory.is_directory(path)):
                 problem = "other samples lie below this path"
@@ -95,10 +101,16 @@ class BlockAdder:
             if problem:
                 self._bad.note(self._name, os.fsdecode(path), ExistsError(problem))
             else:
-                block.add(path)
+                known.add(path)
                 self._folders.update(folders)
             found.append(not problem)
         return found
+
+    def _find_known(self, paths: list[bytes]) -> set[bytes]:
+        """Return those of some paths that samples of the dataset have."""
+        if isinstance(self._writer, StepWriter):
+            return self._writer.find_known(paths)
+        return {path for path in paths if path in self._writer}
 
 
 def _folders(path: bytes, known: set[bytes]) -> Iterator[bytes]:

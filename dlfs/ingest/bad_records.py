@@ -13,6 +13,10 @@ Three kinds of errors reach ``note``:
 - ``salvage`` takes what a file gives up to an error after which the rest of it cannot be found. The
   rest counts as one bad record, and the next file goes on.
 
+An import that goes on at a cursor of its source begins with the bad records up to there, which the
+unfinished import has (``restore``). One that reads its source again from the start finds them
+again. What a thread notes while it reads ahead counts when its block is taken (``hold_back``).
+
 A source takes the ``BadRecords`` of its caller from ``current`` when it is made; ``opening`` sets
 it, because errors are also found while a source is opened.
 
@@ -22,6 +26,7 @@ Threads: any at once.
 from __future__ import annotations
 
 import errno
+import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -65,6 +70,7 @@ _KINDS: Mapping[type[DlfsError], str] = {
 }
 
 _T = TypeVar("_T")
+_Held = list[tuple[Mapping[str, int], Iterable[BadRecord]]]
 Name = tuple[str, str]
 """Path of a file, and the name of a record in it."""
 
@@ -135,6 +141,9 @@ class BadRecords:
         self._reasons: Counter[str] = Counter()
         self._records: list[BadRecord] = []
         self._taken: tuple[Counter[str], int] = Counter(), 0
+        self._opened: tuple[Counter[str], int] = Counter(), 0
+        self._held = 0
+        self._holder = threading.local()
         self._good = 0
         self._expected = 0
 
@@ -155,6 +164,15 @@ class BadRecords:
             for one in self._records
         )
         return self._carried + BadReport(self.count, dict(self._reasons), records)
+
+    def report_since_opening(self) -> BadReport:
+        """Return the bad records so far without those that are found whenever the source is opened.
+
+        The texts of records are not those that ``show`` returns.
+        """
+        reasons, first = self._opened
+        found = self._reasons - reasons
+        return BadReport(found.total(), dict(found), tuple(self._records[first:]))
 
     # ---- noting ----------------------------------------------------------------------------------
 
@@ -196,12 +214,40 @@ class BadRecords:
         Raises:
             TooManyBadError: there are more bad records than allowed.
         """
+        held: _Held | None = getattr(self._holder, "held", None)
         with self._lock:
-            self._reasons.update(reasons)
-            self._records += records
-            del self._records[BAD_RECORDS_LISTED_MAX:]
+            if held is not None:
+                held.append((reasons, records := [*records]))
+                self._held += sum(reasons.values())
+            else:
+                self._add(reasons, records)
         if self.limit is not None and self.limit.count is not None:
-            self._check(self.count, error)
+            self._check(self.count + self._held, error, records)
+
+    def _add(self, reasons: Mapping[str, int], records: Iterable[BadRecord]) -> None:
+        self._reasons.update(reasons)
+        self._records += records
+        del self._records[BAD_RECORDS_LISTED_MAX:]
+
+    @contextmanager
+    def hold_back(self) -> Iterator[_Held]:
+        """Keep the bad records that this thread adds meanwhile, for ``release``.
+
+        They count for the limit of a number at once.
+        """
+        held: _Held = []
+        self._holder.held = held
+        try:
+            yield held
+        finally:
+            del self._holder.held
+
+    def release(self, held: _Held) -> None:
+        """Add the bad records that a thread has held back."""
+        with self._lock:
+            for reasons, records in held:
+                self._held -= sum(reasons.values())
+                self._add(reasons, records)
 
     def take_new(self) -> tuple[dict[str, int], list[BadRecord]]:
         """Return the bad records since the last call, for ``add`` in another process."""
@@ -213,6 +259,29 @@ class BadRecords:
     def expect(self, sample_count: int | None) -> None:
         """Take the number of samples that the opened source knows to have, if it knows it."""
         self._expected = self.count + (sample_count or 0)
+        self._opened = self._reasons.copy(), len(self._records)
+
+    def check_none(self, report: BadReport) -> None:
+        """Check that an earlier import, with which one goes on, left no bad records out.
+
+        Raises:
+            TooManyBadError: it did.
+        """
+        if report.count:
+            raise TooManyBadError(
+                f"import: expected no bad records, but the unfinished import has left out "
+                f"{report.count:,}; allow them again, or abandon it"
+            )
+
+    def restore(self, report: BadReport, good_count: int) -> None:
+        """Take the bad records and the samples up to the cursor at which an import goes on.
+
+        Args:
+            report: the bad records, from ``report_since_opening`` of the earlier import.
+            good_count: number of samples that it has imported.
+        """
+        self._good += good_count
+        self.add(report.reasons, report.records)
 
     def count_good(self, count: int) -> None:
         """Count samples that are imported; check the share of bad ones if enough were seen.
@@ -233,16 +302,19 @@ class BadRecords:
         """
         self._check(self._good + self.count)
 
-    def _check(self, total: int, error: DlfsError | None = None) -> None:
-        if self.limit is None or self.limit.allows(self.count, total):
+    def _check(
+        self, total: int, error: DlfsError | None = None, records: Iterable[BadRecord] = ()
+    ) -> None:
+        count = self.count + self._held
+        if self.limit is None or self.limit.allows(count, total):
             return
         among = f" of {total:,} records" if self.limit.percent is not None else ""
         last = ""
-        if self._records:
-            one = self._records[-1]
+        if listed := [*self._records[-1:], *records]:
+            one = listed[-1]
             last = f"; such as {one.source}: {one.record}: {one.reason}"
         raise TooManyBadError(
-            f"import: expected at most {self.limit} bad records, got {self.count:,}{among}{last}"
+            f"import: expected at most {self.limit} bad records, got {count:,}{among}{last}"
         ) from error
 
     # ---- going on --------------------------------------------------------------------------------

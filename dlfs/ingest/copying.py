@@ -127,7 +127,7 @@ class DatasetSource(Source):
             StaleError: the dataset was removed.
             DeviceError: a device failed.
         """
-        return stream_ahead(self._blocks())
+        return stream_ahead(self._blocks(), bad=self.bad)
 
     def _blocks(self) -> Generator[SampleBlock, None, None]:
         directory, total = self._dataset.directory, len(self._dataset)

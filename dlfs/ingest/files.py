@@ -32,7 +32,7 @@ from dlfs.base.closing import closed_on_error
 from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.format.journal import Cursor
 from dlfs.ingest.bad_records import current
-from dlfs.ingest.order import indexed_blocks, packing_order
+from dlfs.ingest.order import indexed_blocks, packing_order, position_after
 from dlfs.ingest.source import (
     THREADS,
     Array,
@@ -210,8 +210,7 @@ class FilesSource(Source):
 
     def seek(self, count: int, cursor: Cursor | None = None) -> int:
         """Do not read the first files in the order of packing; see ``Source.seek``."""
-        del cursor
-        self._first = count
+        self._first = count if cursor is None else position_after(count, cursor)
         return count
 
     @property
@@ -239,11 +238,11 @@ class FilesSource(Source):
             DeviceError: a file cannot be read, or has changed since the first stat.
         """
         order = packing_order(len(self._chosen), layout=layout, seed=seed)
-        return stream_ahead(self._in_order(order[self._first :]))
+        return stream_ahead(self._in_order(order), bad=self.bad)
 
     def _in_order(self, order: Uint64Array) -> Generator[SampleBlock, None, None]:
         sizes = self._sizes[self._chosen]
-        yield from indexed_blocks(order, sizes, self._read, self.buffer_bytes)
+        yield from indexed_blocks(order, sizes, self._read, self.buffer_bytes, first=self._first)
         self._check_unchanged()
 
     def _check_unchanged(self) -> None:

@@ -241,20 +241,20 @@ def import_dataset(
         "defaults": defaults,
     }
     # Samples that are left out have no place in the count of samples by which an import goes on.
-    steps = None if skip_existing or source.bad.are_allowed else step_bytes
+    steps = None if skip_existing else step_bytes
     with _open_writer(volume, source, name, options, append, steps, command, uuid) as writer:
         previous = writer.previous
         kept, left = (0, 0), 0
+        adder = BlockAdder(writer, source)
         if isinstance(writer, StepWriter):
             kept = writer.kept_count, writer.kept_bytes
-            left = writer.source_count - source.seek(writer.source_count, writer.cursor)
+            left = writer.source_count - _go_on(source, writer)
         is_known = previous.__contains__ if previous is not None and skip_existing else None
         labels = {} if previous is None else previous.labels()
         known = source.leave_out(is_known) if is_known else 0
         totals = source.sample_count, source.sample_bytes
         meter = Meter(progress, *map(_less, totals, kept))
         layout = writer.layout
-        adder = BlockAdder(writer, source)
         with closing(source.blocks(layout=layout, seed=seed)) as blocks:
             for block in without_first(blocks, left):
                 _check_labels(block, labels, source.name)
@@ -311,6 +311,26 @@ def _open_writer(
         "directory": os.getcwd(),
     }
     return volume.step_writer(name, origin, append=append, step_bytes=step_bytes, **given)
+
+
+def _go_on(source: Source, writer: StepWriter) -> int:
+    """Have a source go on where the last step ended; return the samples that it will not yield.
+
+    If bad records are allowed, samples cannot be counted without reading them: so a source goes on
+    at its last cursor, or reads all again and finds the same bad records again.
+
+    Raises:
+        TooManyBadError: the unfinished import has left out more than is allowed now.
+    """
+    if not source.bad.are_allowed:
+        source.bad.check_none(writer.bad_so_far)
+        return source.seek(writer.source_count, writer.cursor)
+    cursor, good = writer.cursor, writer.kept_count
+    if writer.bad_so_far.count and cursor is not None and cursor.count < writer.source_count:
+        cursor = None  # of an import that did not allow them
+    sought = 0 if cursor is None else source.seek(cursor.count, cursor)
+    source.bad.restore(writer.bad_so_far if sought else BadReport(), good)
+    return sought
 
 
 def _less(total: int | None, kept: int) -> int | None:

@@ -7,11 +7,13 @@ come from anywhere in it. Layout ``path`` keeps the order in which the source li
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from dlfs._native.permutation import packing_permutation
 from dlfs.base.arguments import Layout
+from dlfs.format.journal import Cursor
 from dlfs.ingest.source import Bytes, Int64Array, SampleBlock, Uint64Array
 
 BLOCK_SAMPLES_MAX = 1 << 17
@@ -50,12 +52,28 @@ def take_block(
     return chosen[:count], offsets
 
 
+def position_after(count: int, cursor: Cursor) -> int:
+    """Return the position in an order of packing behind the first samples that were yielded.
+
+    Args:
+        count: number of these samples.
+        cursor: cursor of ``indexed_blocks`` at or before this position. Behind it, all samples in
+            the order must have been yielded.
+    """
+    return int(cursor.value["position"]) + count - cursor.count
+
+
 ReadBlock = Callable[[Uint64Array, Int64Array, Bytes], SampleBlock]
 """Function that reads samples: their indices, an offset in the buffer for each, and the buffer."""
 
 
 def indexed_blocks(
-    order: Uint64Array, sizes: Uint64Array, read: ReadBlock, buffer_bytes: int
+    order: Uint64Array,
+    sizes: Uint64Array,
+    read: ReadBlock,
+    buffer_bytes: int,
+    *,
+    first: int | None = None,
 ) -> Iterator[SampleBlock]:
     """Yield the blocks of a source whose samples can be read in any order, in two buffers in turn.
 
@@ -64,9 +82,11 @@ def indexed_blocks(
         sizes: ``uint64[n]``, bytes that each sample takes in the buffer.
         read: reads the samples of one block, and may leave some out.
         buffer_bytes: size of each of the two buffers; a larger sample gets a buffer of its size.
+        first: position in the order to begin at. The cursor of each block is then the position
+            behind it, ``{"position": N}``. None: all samples, in blocks without cursors.
     """
     buffers = [np.empty(buffer_bytes, np.uint8) for _ in range(2)]
-    position = 0
+    position = first or 0
     while position < len(order):
         indices, offsets = take_block(order, sizes, position, buffer_bytes)
         position += len(indices)
@@ -74,5 +94,5 @@ def indexed_blocks(
         large = np.empty(needed, np.uint8) if needed > buffer_bytes else None
         block = read(indices, offsets, buffers[0] if large is None else large)
         if block.paths:
-            yield block
+            yield block if first is None else replace(block, cursor={"position": position})
             buffers.reverse()

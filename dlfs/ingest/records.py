@@ -18,9 +18,10 @@ in the order of packing; otherwise each format says what it need not read.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,9 +31,10 @@ import numpy.typing as npt
 
 from dlfs.base.arguments import Layout
 from dlfs.errors import DeviceError, DlfsError, FormatError, UsageError
+from dlfs.format.journal import Cursor
 from dlfs.ingest.archives.ranges import RangeReader
 from dlfs.ingest.bad_records import BadRecords, RecordError, current
-from dlfs.ingest.order import indexed_blocks, packing_order
+from dlfs.ingest.order import indexed_blocks, packing_order, position_after
 from dlfs.ingest.registry import find_format
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
@@ -78,7 +80,7 @@ class ShardSource(PassingSource):
     Attributes:
         index: where the samples lie in the shards; None if they can only be streamed.
         index_is_exact: False if ``read_indexed`` leaves samples out, counts what it sees, or learns
-            from the first sample, so that all have to be read.
+            from the first sample. Then an import goes on at a cursor only.
 
     Raises:
         UsageError: the list of shards is empty.
@@ -86,6 +88,7 @@ class ShardSource(PassingSource):
 
     index: RangeReader | None = None
     index_is_exact = True
+    _first = 0  # position in the order of packing, with an index
 
     def __init__(self, shards: Sequence[str], *, noun: str) -> None:
         if not shards:
@@ -93,6 +96,20 @@ class ShardSource(PassingSource):
         self.bad = current()
         self.shards = list(shards)
         self.name = source_name(self.shards)
+
+    def seek(self, count: int, cursor: Cursor | None = None) -> int:
+        """Pass over the first samples; with an index, begin at the cursor; see ``Source.seek``."""
+        if self.index is None:
+            return super().seek(count, cursor)
+        if self.index_is_exact:
+            self._first = count if cursor is None else position_after(count, cursor)
+        elif cursor is None:
+            self.to_pass = count
+        else:
+            self._first = int(cursor.value["position"])
+            self.to_pass = count - cursor.count
+            self.skipped = Counter(cursor.value["skipped"])
+        return count
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Yield the blocks of a shard without an index, each with memory of its own.
@@ -118,7 +135,7 @@ class ShardSource(PassingSource):
         """
         count = len(self.shards if self.index is None else self.index.sizes)
         order = packing_order(count, layout=layout, seed=seed)
-        return stream_ahead(self._in_order(order), cancel=self.cancel)
+        return stream_ahead(self._in_order(order), bad=self.bad, cancel=self.cancel)
 
     def _in_order(self, order: Uint64Array) -> Generator[SampleBlock, None, None]:
         """Yield the blocks of the samples of the index, or of the shards, in an order."""
@@ -127,12 +144,32 @@ class ShardSource(PassingSource):
                 yield from self.passed(self.salvage(number, self.read_shard(number)))
             yield from self.passed(self.read_last())
         else:
-            if self.index_is_exact:
-                order, self.to_pass = order[self.to_pass :], 0
+            if self._first and not self.index_is_exact:
+                self._learn(order)
             sizes = self.index.sizes
-            found = indexed_blocks(order, sizes, self.read_indexed, self.buffer_bytes)
-            yield from self.passed(found)
+            found = indexed_blocks(
+                order, sizes, self.read_indexed, self.buffer_bytes, first=self._first
+            )
+            yield from self.passed(map(self._with_skipped, found))
             self.index.check_unchanged()
+
+    def _learn(self, order: Uint64Array) -> None:
+        """Read what a source of the index learns from the first sample in an order."""
+        assert self.index is not None
+        skipped, bad = Counter(self.skipped), self.bad
+        self.bad = bad.unreported()
+        for position in range(len(order)):
+            buffer = np.empty(int(self.index.sizes[order[position]]), np.uint8)
+            first = order[position : position + 1]
+            if self.read_indexed(first, np.zeros(1, np.int64), buffer).paths:
+                break
+        self.skipped, self.bad = skipped, bad
+
+    def _with_skipped(self, block: SampleBlock) -> SampleBlock:
+        """Return a block whose cursor has the counts of what was left out up to it."""
+        if self.index_is_exact or block.cursor is None:
+            return block
+        return replace(block, cursor={**block.cursor, "skipped": dict(self.skipped)})
 
     def salvage(self, number: int, items: Iterable[_T]) -> Generator[_T, None, None]:
         """Yield items of a shard up to an error behind which nothing can be found.

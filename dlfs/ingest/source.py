@@ -430,23 +430,37 @@ def check_regular(path: str) -> None:
 
 
 def stream_ahead(
-    blocks: Generator[SampleBlock, None, None], *, cancel: Callable[[], None] = lambda: None
+    blocks: Generator[SampleBlock, None, None],
+    *,
+    bad: BadRecords,
+    cancel: Callable[[], None] = lambda: None,
 ) -> Generator[SampleBlock, None, None]:
     """Yield blocks, while a thread makes the next one.
 
     Args:
         blocks: makes the blocks, and is closed at the end; two that follow each other share no
             memory.
+        bad: bad records of the source, which count when their block is taken.
         cancel: called before the thread is waited for, when not all blocks were taken: ends the
             wait of ``blocks`` for data.
 
     Threads: one thread runs ``blocks``; it has ended when the iterator is closed.
     """
+
+    def read() -> tuple[SampleBlock | None, Any]:
+        with bad.hold_back() as held:
+            return next(blocks, None), held
+
     with closing(blocks), ThreadPool(1, thread_name_prefix="dlfs-ingest") as executor:
         try:
-            pending = executor.submit(next, blocks, None)
-            while (block := pending.result()) is not None:
-                pending = executor.submit(next, blocks, None)
+            block: SampleBlock | None
+            pending = executor.submit(read)
+            while True:
+                block, held = pending.result()
+                bad.release(held)
+                if block is None:
+                    break
+                pending = executor.submit(read)
                 yield block
         except BaseException:
             cancel()

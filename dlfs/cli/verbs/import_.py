@@ -220,7 +220,7 @@ def _run(command: dict[str, Any], *, json: bool) -> None:
             array_shape=command["array_shape"],
         )
         step = parse_size(command["step"])
-        if step == 0 or command["skip_bad"] is not None:
+        if step == 0:
             _check_no_unfinished(volume, name)
         report = run(
             volume,
@@ -250,7 +250,7 @@ def _check_no_unfinished(volume: Volume, name: str) -> None:
     if any(info.name == name for info in volume.unfinished()):
         raise UsageError(
             f"import {name}: expected no unfinished import of this name for one without steps; go "
-            "on with it without --step 0 and --skip-bad, or free it with --abandon"
+            "on with it without --step 0, or free it with --abandon"
         )
 
 

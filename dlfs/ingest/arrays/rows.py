@@ -152,7 +152,7 @@ class ArraySource(PassingSource):
             DeviceError: a file cannot be read, or changed meanwhile.
         """
         with closing(self._all_windows(self._order(layout, seed))) as found:
-            yield from stream_ahead(join_blocks(found, self.buffer_bytes))
+            yield from stream_ahead(join_blocks(found, self.buffer_bytes), bad=self.bad)
 
     def _order(self, layout: Layout, seed: int) -> list[Unit]:
         """Return the units file by file, in path order or in an order drawn from the seed."""
