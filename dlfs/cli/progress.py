@@ -48,6 +48,8 @@ class Bar:
     def show(self, progress: Progress) -> None:
         """Show the progress of an import or an export."""
         detail = human_samples(progress.samples_done)
+        if progress.samples_sealed:
+            detail = f"sealed {human_samples(progress.samples_sealed)}"
         self.update(progress.bytes_done, progress.bytes_total, detail)
 
 

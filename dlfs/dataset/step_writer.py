@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 STEP_BYTES = 2 * GIB
 """Bytes of samples after which a step ends."""
-STEP_SAMPLES = 1 << 20
+STEP_SAMPLES = 1 << 19
 """Samples after which a step ends, however small they are: its writer has their paths in memory."""
 PAUSE_S = 0.03
 """Time between two steps in which another writer can lock the volume, in seconds: a writer that
@@ -89,6 +89,11 @@ def _digest(labels: Mapping[str, int]) -> str:
     """Return a text that differs for other classes or labels; empty without any."""
     encoded = json.dumps(sorted(labels.items())).encode()
     return hashlib.blake2b(encoded, digest_size=8).hexdigest() if labels else ""
+
+
+def _base_bad(base: DatasetRecord | None) -> BadReport:
+    """Return the records that are left out of the version to append to."""
+    return BadReport() if base is None else read_bad_records(base.tags).of_version(base.version)
 
 
 def _base_runs(transaction: Transaction, base: DatasetRecord | None) -> tuple[ChunkRun, ...]:
@@ -211,7 +216,6 @@ class StepWriter:
             base = self._find_base(transaction.base)
             if base is not None:
                 self.previous = load_previous_version(transaction.base, base)
-                self.bad = self.previous.bad
                 self.layout = layout or cast(Layout, base.layout)
                 origin = {**origin, "labels": _digest(self.previous.labels())}
             self._origin = _encode_origin(origin)
@@ -462,8 +466,8 @@ class StepWriter:
             writer = self._opened()
             for path in self._directories:
                 writer.add_directory(path)
-            writer.bad = self.bad
-            return writer.seal()
+            writer.bad += self.bad
+            return writer.seal(self._tick)
         if self._writer is not None and self._writer.new_count:
             self._commit_step(self._writer)
         if self._writer is not None:
@@ -479,7 +483,7 @@ class StepWriter:
                 layout=self.layout,
                 seed=self._options["seed"],
                 runs=joined_runs(_base_runs(transaction, base), self._steps.record.data_runs),
-                bad=self.bad,
+                bad=_base_bad(base) + self.bad,
             )
             generation = transaction.commit(removed=[self._steps.record], added=[record])
         self._state = "sealed"

@@ -270,7 +270,7 @@ def import_dataset(
             volume.refresh()
             info = volume.versions(name)[-1]
         elif writer.sample_count or allow_empty:
-            info = writer.seal()
+            info = writer.seal(meter.seal)
         else:
             raise _no_samples(source)
     source.finish()

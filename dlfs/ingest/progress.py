@@ -9,13 +9,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of an import or an export. A total is None while it is unknown."""
+    """Progress of an import or an export. A total is None while it is unknown.
+
+    At the end of an import in steps, ``samples_sealed`` counts the samples that are in the
+    directory of the new version so far.
+    """
 
     samples_done: int
     samples_total: int | None
     bytes_done: int
     bytes_total: int | None
     seconds: float
+    samples_sealed: int = 0
 
     @property
     def bytes_per_second(self) -> float:
@@ -50,6 +55,7 @@ class Meter:
         self._begin = time.monotonic()
         self.samples = 0
         self.bytes = 0
+        self._sealed = 0
         self.add(0, 0)
 
     @property
@@ -61,8 +67,23 @@ class Meter:
         """Count samples as done."""
         self.samples += samples
         self.bytes += size_bytes
+        self._report()
+
+    def seal(self, samples: int) -> None:
+        """Count samples as in the directory of the new version."""
+        self._sealed += samples
+        self._report()
+
+    def _report(self) -> None:
         if self._callback is not None:
             samples_total, bytes_total = self._totals
             self._callback(
-                Progress(self.samples, samples_total, self.bytes, bytes_total, self.seconds)
+                Progress(
+                    self.samples,
+                    samples_total,
+                    self.bytes,
+                    bytes_total,
+                    self.seconds,
+                    self._sealed,
+                )
             )
