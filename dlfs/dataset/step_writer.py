@@ -34,7 +34,7 @@ from dlfs.base.closing import closed_on_error
 from dlfs.base.units import GIB, format_bytes, format_count
 from dlfs.base.wording import list_names, quote
 from dlfs.connection.previous_version import PreviousVersion, load_previous_version
-from dlfs.connection.stored_samples import stored_step, stored_version
+from dlfs.connection.stored_samples import UNFINISHED, stored_step, stored_version
 from dlfs.connection.unfinished import UnfinishedSteps, load_step, load_steps
 from dlfs.dataset.sealing import EncodedVersion, Stream, Tick, merge_samples, write_version
 from dlfs.dataset.writer import DatasetWriter, joined_runs
@@ -531,14 +531,16 @@ class StepWriter:
                 steps = self._steps = self._found(generation)
                 base = self._find_base(generation)
                 try:
-                    with _note_damage():
-                        encoded = self._merge_steps(generation, steps, base)
+                    encoded = self._merge_steps(generation, steps, base)
                     return encoded, None if base is None else base.uuid
-                except (FormatError, DeviceError):
+                except (FormatError, DeviceError) as error:
                     with read() as newest:
                         now = self._found(newest).record, self._find_base(newest)
-                        if _places(*now) == _places(steps.record, base):
-                            raise
+                    if _places(*now) != _places(steps.record, base):
+                        continue
+                    if isinstance(error, FormatError) and UNFINISHED in str(error):
+                        error.add_note(_DAMAGED)  # a step is, and not the version before
+                    raise
 
     def _merge_steps(
         self, generation: Generation, steps: UnfinishedSteps, base: DatasetRecord | None
@@ -579,14 +581,15 @@ class StepWriter:
         with previous:
             what = f"append to version {base.version} of {quote(self._name)}, which is new"
             check_columns(what, previous.columns, steps.columns)
-            own = frozenset(name for name in previous.names if not name.startswith(RESERVED_PREFIX))
-            lacking = own - steps.names - (self._options["defaults"] or {}).keys()
+            differing = (previous.names ^ steps.names) - (self._options["defaults"] or {}).keys()
+            differing = frozenset(n for n in differing if not n.startswith(RESERVED_PREFIX))
             texts = [each and each.text for each in (previous.encoder, steps.encoder)]
-            if base.sample_count and (lacking or texts[0] != texts[1]):
-                difference = f"attributes {list_names(lacking)}" if lacking else "fields"
+            if base.sample_count and (differing or texts[0] != texts[1]):
+                difference = f"attributes {list_names(differing)}" if differing else "fields"
                 raise UsageError(
-                    f"{what}: expected its {difference} in the samples of the import, which began "
-                    "before; free it with 'dlfs import --abandon', and import them anew"
+                    f"{what}: expected the {difference} in both, or in neither, of its samples and "
+                    "those of the import, which began before; free it with 'dlfs import "
+                    "--abandon', and import them anew"
                 )
             if _digest(previous.labels()) != read_origin(steps.record).get("labels", ""):
                 raise UsageError(
