@@ -52,15 +52,16 @@ def dataset_table(infos: Iterable[DatasetInfo]) -> Table:
 
 def unfinished_table(infos: Iterable[UnfinishedInfo]) -> Table:
     """Return a table of imports that are not finished."""
-    columns = ("unfinished import", "samples", "bytes", "on device", "begun", "source")
-    right = ("samples", "bytes", "on device")
-    made = Table(*columns, right=right, drop=("on device", "begun"))
+    counts = ("samples", "bytes", "on device", "second pass")
+    columns = ("unfinished import", *counts, "begun", "source")
+    made = Table(*columns, right=counts, drop=("on device", "begun"))
     for info in infos:
         made.add_row(
             info.name,
             human_count(info.sample_count),
             human_size(info.sample_bytes),
             human_size(info.stored_bytes),
+            "-" if info.packed_again is None else human_count(info.packed_again),
             human_date(info.created),
             str(info.origin.get("source", "-")),
         )

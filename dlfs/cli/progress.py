@@ -32,6 +32,7 @@ class Bar:
 
     _progress: RichProgress | None
     _task: TaskID | None
+    _title: str = ""
 
     def update(self, done_bytes: int, total_bytes: int | None = None, detail: str = "") -> None:
         """Move the bar.
@@ -48,8 +49,8 @@ class Bar:
     def show(self, progress: Progress) -> None:
         """Show the progress of an import or an export."""
         detail = human_samples(progress.samples_done)
-        if progress.samples_sealed:
-            detail = f"sealed {human_samples(progress.samples_sealed)}"
+        if progress.second_pass and self._progress is not None and self._task is not None:
+            self._progress.update(self._task, description=f"{self._title}, second pass")
         self.update(progress.bytes_done, progress.bytes_total, detail)
 
 
@@ -88,4 +89,4 @@ def progress_bar(title: str) -> Iterator[Bar]:
     # Other output stands above the bar, unless it goes to a file.
     shared = terminal_columns(sys.stdout) is not None
     with Lines(console=console, transient=True, redirect_stdout=shared) as progress:
-        yield Bar(progress, progress.add_task(title, total=None, detail=""))
+        yield Bar(progress, progress.add_task(title, total=None, detail=""), title)

@@ -18,10 +18,12 @@ from dlfs.directory import FrozenDirectory
 from dlfs.errors import FormatError
 from dlfs.fields import FieldEncoder, find_fields
 from dlfs.format.catalog import DatasetRecord
-from dlfs.format.journal import Cursor
+from dlfs.format.geometry import split_runs
+from dlfs.format.journal import Cursor, FirstPass, find_first_pass
 from dlfs.format.paths import display
 from dlfs.store.chunk_reader import copy_orders
 from dlfs.store.journal import Step, read_step, read_steps
+from dlfs.store.space import count_chunks
 from dlfs.store.transaction import Generation
 
 
@@ -64,6 +66,39 @@ class UnfinishedSteps:
         return replace(self, record=record)
 
     @property
+    def first_pass(self) -> FirstPass | None:
+        """What the first pass has; None before the second one has begun."""
+        return find_first_pass(self.record.tags)
+
+    @property
+    def imported(self) -> tuple[int, int]:
+        """Number of samples of the import so far, each counted once, and sum of their lengths."""
+        counted = self.first_pass or self.record
+        return counted.sample_count, counted.sample_bytes
+
+    def of_pass(self, *, second: bool) -> UnfinishedSteps:
+        """Return the steps of one pass, as if the import had no other; all without a second one."""
+        first = self.first_pass
+        if first is None:
+            return self
+        cut, record = first.step_count, self.record
+        end = count_chunks(record.data_runs)
+        middle = self.steps[cut].header.first_chunk if cut < len(self.steps) else end
+        runs, samples, size = record.data_runs, first.sample_count, first.sample_bytes
+        chunks, moved, steps = middle, 0, self.steps[:cut]
+        if second:
+            samples, size = record.sample_count - samples, record.sample_bytes - size
+            chunks, moved, steps = end - middle, middle, self.steps[cut:]
+        part = replace(
+            record,
+            data_runs=split_runs(runs, middle)[int(second)],
+            data_bytes=record.data_bytes // max(1, end) * chunks,
+            sample_count=samples,
+            sample_bytes=size,
+        )
+        return replace(self, record=part, steps=[_moved(step, moved) for step in steps])
+
+    @property
     def source_count(self) -> int:
         """Number of the source's samples that the steps have used."""
         return self.steps[-1].header.source_count
@@ -89,6 +124,12 @@ class UnfinishedSteps:
         return sum(step.header.path_bytes for step in self.steps)
 
 
+def _moved(step: Step, chunks: int) -> Step:
+    """Return a step as if so many chunks before its own were not there."""
+    header = replace(step.header, first_chunk=step.header.first_chunk - chunks)
+    return replace(step, header=header)
+
+
 def load_steps(base: Generation, record: DatasetRecord) -> UnfinishedSteps:
     """Read what the next step of an import needs.
 
@@ -97,9 +138,31 @@ def load_steps(base: Generation, record: DatasetRecord) -> UnfinishedSteps:
         DeviceError: a read failed.
     """
     steps = read_steps(base, record)
-    directory, table = load_step(base, record, steps[-1])
+    described = [step for step in steps if step.header.sample_count] or steps  # their columns
+    directory, table = load_step(base, record, described[-1])
     directory.close()
     return UnfinishedSteps.of(record, steps, table)
+
+
+def column_of(
+    table: AttributeTable,
+    name: str,
+    steps: UnfinishedSteps,
+    indices: NDArray[np.uint32] | None = None,
+) -> NDArray[Any]:
+    """Return a column of a step; a reserved one may begin in a later step.
+
+    Args:
+        table: attributes of the step.
+        name: name of the column.
+        steps: all steps.
+        indices: indices of samples in the step; all by default.
+    """
+    if name in table.dtypes:
+        return table.column(name, indices)
+    dtype = steps.columns[name]
+    count = len(table) if indices is None else len(indices)
+    return np.full(count, "" if dtype.kind == "O" else 0, dtype)
 
 
 def load_step(

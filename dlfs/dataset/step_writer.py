@@ -10,6 +10,11 @@ samples say so, by their bytes, so that the chunks of an import do not depend on
 
 A writer with fewer samples than a step makes no step: it writes as a ``DatasetWriter`` does.
 
+If a shuffle took more than one window, the seal packs all samples once more (``second_pass``), in
+steps of the same import. The seal then replaces those of both passes. A writer that was killed goes
+on with the second pass without the source. It needs the space of the samples twice until the seal;
+without that, the dataset stays shuffled within windows, and ``warnings`` says so.
+
 Threads: one at a time.
 """
 
@@ -17,10 +22,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Self, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from uuid import UUID
 
 import numpy as np
@@ -34,21 +41,29 @@ from dlfs.base.closing import closed_on_error
 from dlfs.base.units import GIB, format_bytes, format_count
 from dlfs.base.wording import list_names, quote
 from dlfs.connection.previous_version import PreviousVersion, load_previous_version
-from dlfs.connection.stored_samples import UNFINISHED, stored_step, stored_version
+from dlfs.connection.stored_samples import stored_step, stored_version
 from dlfs.connection.unfinished import UnfinishedSteps, load_step, load_steps
 from dlfs.dataset.sealing import EncodedVersion, Stream, Tick, merge_samples, write_version
-from dlfs.dataset.writer import DatasetWriter, joined_runs
+from dlfs.dataset.second_pass import Batch, SecondPass
+from dlfs.dataset.writer import STAGE_BYTES_SHUFFLED, DatasetWriter
 from dlfs.directory import FrozenDirectory
-from dlfs.errors import ClosedError, DeviceError, FormatError, StaleError, UsageError
+from dlfs.errors import (
+    ClosedError,
+    DeviceError,
+    FormatError,
+    SpaceError,
+    StaleError,
+    UsageError,
+)
 from dlfs.format.bad_records import BadReport, read_bad_records
 from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.constants import ADDRESS_MAX, RESERVED_PREFIX, SOURCE_BYTES_MAX
-from dlfs.format.geometry import ChunkRun
-from dlfs.format.journal import CURSOR_BYTES_MAX, Cursor
+from dlfs.format.geometry import ChunkRun, DataSpace
+from dlfs.format.journal import CURSOR_BYTES_MAX, Cursor, FirstPass
 from dlfs.format.paths import PathLike, display, path_bytes
 from dlfs.store.info import DatasetInfo, describe_dataset, read_origin
 from dlfs.store.locking import when_unlocked
-from dlfs.store.space import count_chunks
+from dlfs.store.space import count_chunks, joined_runs
 from dlfs.store.transaction import Generation, Transaction, after_commit
 
 if TYPE_CHECKING:
@@ -56,13 +71,16 @@ if TYPE_CHECKING:
 
 STEP_BYTES = 2 * GIB
 """Bytes of samples after which a step ends."""
-STEP_SAMPLES = 1 << 19
+STEP_SAMPLES = 1 << 20
 """Samples after which a step ends, however small they are: its writer has their paths in memory."""
 PAUSE_S = 0.03
 """Time between two steps in which another writer can lock the volume, in seconds: a writer that
 waits for the lock tries every 10 ms."""
 LOCK_TIMEOUT_S = 3600.0
 """Longest wait for the lock that another writer has between two steps, in seconds."""
+
+_T = TypeVar("_T")
+_log = logging.getLogger("dlfs")
 
 Origin = Mapping[str, Any]
 """What the record of an unfinished import says of its source: ``source``, its name for users;
@@ -72,6 +90,8 @@ _DAMAGED = "its journal is damaged, so the import cannot go on: 'dlfs import --a
 MERGES_MAX = 3
 """Attempts to merge the samples with the newest version while the volume is unlocked."""
 _PATHS_AT_ONCE = 1 << 16
+Counts = tuple[int, int]
+"""Number of samples, and sum of their lengths in bytes."""
 SOURCE_NAME_MAX = 1000
 """Most characters of a source's name in the record, if not all of the origin has room."""
 
@@ -89,11 +109,6 @@ def _digest(labels: Mapping[str, int]) -> str:
     """Return a text that differs for other classes or labels; empty without any."""
     encoded = json.dumps(sorted(labels.items())).encode()
     return hashlib.blake2b(encoded, digest_size=8).hexdigest() if labels else ""
-
-
-def _base_bad(base: DatasetRecord | None) -> BadReport:
-    """Return the records that are left out of the version to append to."""
-    return BadReport() if base is None else read_bad_records(base.tags).of_version(base.version)
 
 
 def _base_runs(transaction: Transaction, base: DatasetRecord | None) -> tuple[ChunkRun, ...]:
@@ -118,8 +133,8 @@ def _encode_origin(origin: Origin) -> bytes:
     encoded = json.dumps(origin, sort_keys=True).encode()
     if len(encoded) <= SOURCE_BYTES_MAX:
         return encoded
-    source, fingerprint = str(origin.get("source"))[:SOURCE_NAME_MAX], origin.get("fingerprint")
-    return json.dumps({"source": source, "fingerprint": fingerprint}).encode()
+    kept = {key: origin.get(key) for key in ("fingerprint", "step_bytes")}
+    return json.dumps({**kept, "source": str(origin.get("source"))[:SOURCE_NAME_MAX]}).encode()
 
 
 def let_others_lock() -> None:
@@ -140,18 +155,26 @@ class StepWriter:
             on with it; then its source must be the same.
         choose_base: returns the version to append to; None: the version is a new one. It is
             called again at the seal.
-        step_bytes: bytes of samples after which a step ends, > 0.
+        step_bytes: bytes of samples after which a step ends, > 0. An unfinished import goes on with
+            its own.
         layout: order in which samples are packed.
         seed: seed of the shuffled order.
         source_shuffled: True if samples arrive in a shuffled order and are packed in it; a step
             then ends with a batch.
+        one_pass: True to leave out the second pass.
+        stage_bytes: size of a window of the shuffle.
         expected_bytes: sum of the samples' lengths, if known: free space is checked first.
         expected_samples: number of samples, if known: free space is checked first.
         defaults: value of each attribute for samples that are added without it.
         on_end: called with each new generation, or with None after an abort.
+        on_second_pass: called in the second pass with the samples and the bytes that it has packed,
+            and with those that there are.
 
     Attributes:
         layout: order in which samples are packed.
+        origin: what the record says of the source; the caller may add what the second pass shall
+            keep, until the seal.
+        warnings: what the user should know of the dataset.
         source_count: samples of the source that the steps so far have used. The caller adds those
             that follow.
         cursor: the last cursor that the source gave for these samples; None without one.
@@ -180,30 +203,31 @@ class StepWriter:
         layout: Layout | None = "shuffled",
         seed: int = 0,
         source_shuffled: bool = False,
+        one_pass: bool = False,
+        stage_bytes: int | None = None,
         expected_bytes: int = 0,
         expected_samples: int = 0,
         defaults: Mapping[str, Any] | None = None,
         uuid: UUID | None = None,
         on_end: Callable[[Generation | None], None] = lambda _: None,
+        on_second_pass: Callable[[Counts, Counts], None] = lambda _done, _total: None,
     ) -> None:
         self._begin = begin
         self._read = read
         self._name = name
+        self.origin = dict(origin)
+        self.warnings: list[str] = []
         action = f"write {display(name)!r} in steps"
-        self._step_bytes = check_integer(
-            step_bytes, 1, ADDRESS_MAX, option="step_bytes", action=action
-        )
+        check_integer(step_bytes, 1, ADDRESS_MAX, option="step_bytes", action=action)
+        self.origin["step_bytes"] = step_bytes
         self._choose_base = choose_base
         self.previous: PreviousVersion | None = None
         self.layout: Layout = layout or "shuffled"
-        self.bad = BadReport()
-        self._by_batches = source_shuffled and layout != "path"
-        self._options: dict[str, Any] = {
-            "seed": seed,
-            "source_shuffled": source_shuffled,
-            "defaults": defaults,
-            "on_end": on_end,
-        }
+        self.bad = self.bad_so_far = BadReport()
+        self.source_count, self.cursor = 0, cast(Cursor | None, None)
+        self._window_bytes = stage_bytes or STAGE_BYTES_SHUFFLED
+        self._on_second_pass = on_second_pass
+        self._options: dict[str, Any] = {"seed": seed, "defaults": defaults, "on_end": on_end}
         self._directories: list[PathLike] = []
         self._loaded: list[FrozenDirectory] = []
         self._tick: Tick = lambda _samples: None
@@ -216,28 +240,49 @@ class StepWriter:
             base = self._find_base(transaction.base)
             if base is not None:
                 self.previous = load_previous_version(transaction.base, base)
+                self.bad = self.previous.bad
                 self.layout = layout or cast(Layout, base.layout)
-                origin = {**origin, "labels": _digest(self.previous.labels())}
-            self._origin = _encode_origin(origin)
+                self.origin["labels"] = _digest(self.previous.labels())
             if found is not None:
-                self._check_origin(found, origin)
-                with _note_damage():
-                    self._steps = load_steps(transaction.base, found)
-            kept = (0, 0) if found is None else (found.sample_count, found.sample_bytes)
+                self._go_on(transaction.base, found)
+            self._choose_order(source_shuffled, one_pass)
+            kept = (0, 0) if self._steps is None else self._steps.imported
             self.kept_count, self.kept_bytes = kept
-            self.source_count = 0 if self._steps is None else self._steps.source_count
-            self.cursor = None if self._steps is None else self._steps.cursor
-            self.bad_so_far = BadReport() if found is None else read_bad_records(found.tags)
             self._writer = self._step(
                 transaction,
                 uuid=uuid,
                 expected_samples=max(0, expected_samples - kept[0]),
                 expected_bytes=max(0, expected_bytes - kept[1]),
             )
+            if not (self._one_pass or self.is_read) and expected_bytes > self._window_bytes:
+                self._check_room(max(0, expected_bytes - kept[1]) + expected_bytes)
 
     def __repr__(self) -> str:
         count = format_count(self.sample_count, "sample")
         return f"<StepWriter of dataset {display(self._name)!r}: {count}, {self._state}>"
+
+    def _go_on(self, base: Generation, found: DatasetRecord) -> None:
+        """Take over the steps of an unfinished import, and what it began with."""
+        self._check_origin(found, self.origin)
+        with _note_damage():
+            self._steps = load_steps(base, found)
+        self.origin |= read_origin(found)
+        self.layout = cast(Layout, found.layout)
+        self._options["seed"] = found.seed
+        self.source_count, self.cursor = self._steps.source_count, self._steps.cursor
+        self.bad_so_far = read_bad_records(found.tags)
+
+    def _choose_order(self, source_shuffled: bool, one_pass: bool) -> None:
+        """Choose how samples are shuffled, and where steps end."""
+        shuffles = self.layout == "shuffled" and not source_shuffled
+        self._one_pass = one_pass or not shuffles
+        self._by_batches = source_shuffled and self.layout != "path"
+        self._step_bytes: int = self.origin["step_bytes"]
+        self._options["source_shuffled"] = source_shuffled
+        self._options["stage_bytes"] = self._window_bytes if shuffles else None
+        if self.is_read:
+            self.bad = self.bad_so_far
+            self._pack_in_order()
 
     def _check_origin(self, found: DatasetRecord, origin: Origin) -> None:
         before = read_origin(found)
@@ -264,11 +309,17 @@ class StepWriter:
         return DatasetWriter(transaction, self._name, version, **options)
 
     @property
+    def is_read(self) -> bool:
+        """True if the steps have all samples of the source: the seal is what is left."""
+        return self._steps is not None and self._steps.first_pass is not None
+
+    @property
     def sample_count(self) -> int:
         """Samples so far: of the version appended to, of earlier steps, and those added since."""
-        before = 0 if self._steps is None else self._steps.record.sample_count
+        before = 0 if self._steps is None else self._steps.imported[0]
         base = 0 if self.previous is None else self.previous.record.sample_count
-        return base + before + (0 if self._writer is None else self._writer.new_count)
+        added = 0 if self._writer is None or self.is_read else self._writer.new_count
+        return base + before + added
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -304,7 +355,7 @@ class StepWriter:
                 lengths[chosen],
                 attributes={name: values[chosen] for name, values in columns.items()},
             )
-            self.source_count += chosen.stop - first
+            self.source_count += 0 if self.is_read else chosen.stop - first
             first = chosen.stop
             is_complete = first == len(paths)
             if is_complete:
@@ -399,9 +450,9 @@ class StepWriter:
         """Add a directory; see ``DatasetWriter.add_directory``. The seal reports what is wrong."""
         self._directories.append(path)
 
-    def _commit_step(self, writer: DatasetWriter) -> None:
-        writer.bad = self.bad_so_far
-        self._steps = writer.commit_step(self.source_count, self._origin, self.cursor)
+    def _commit_step(self, writer: DatasetWriter, *tags: tuple[int, bytes]) -> None:
+        writer.bad, origin = self.bad_so_far, _encode_origin(self.origin)
+        self._steps = writer.commit_step(self.source_count, origin, self.cursor, tags)
         self._writer = None
 
     def _opened(self) -> DatasetWriter:
@@ -413,6 +464,12 @@ class StepWriter:
             with closed_on_error(transaction):
                 self._writer = self._step(transaction)
         return self._writer
+
+    def _unlock(self) -> None:
+        """Discard the samples since the last step, and unlock the volume."""
+        if self._writer is not None:
+            self._writer.abort()
+            self._writer = None
 
     def _lock(self) -> Transaction:
         """Start the next transaction; the import must be as the last one left it."""
@@ -462,18 +519,17 @@ class StepWriter:
 
     def _seal(self) -> DatasetInfo:
         self._close_loaded()
+        second = (self.is_read or self._begin_second_pass()) and self._pack_again()
         if self._steps is None:
             writer = self._opened()
             for path in self._directories:
                 writer.add_directory(path)
-            writer.bad += self.bad
-            return writer.seal(self._tick)
+            writer.bad = self.bad
+            return writer.seal()
         if self._writer is not None and self._writer.new_count:
             self._commit_step(self._writer)
-        if self._writer is not None:
-            self._writer.abort()
-            self._writer = None
-        transaction, encoded, base = self._merge_and_lock()
+        self._unlock()
+        transaction, encoded, base = self._merge_and_lock(second=second)
         with closed_on_error(transaction):
             record = write_version(
                 transaction,
@@ -482,8 +538,11 @@ class StepWriter:
                 uuid=self._steps.record.uuid,
                 layout=self.layout,
                 seed=self._options["seed"],
-                runs=joined_runs(_base_runs(transaction, base), self._steps.record.data_runs),
-                bad=_base_bad(base) + self.bad,
+                runs=joined_runs(
+                    _base_runs(transaction, base),
+                    self._steps.of_pass(second=second).record.data_runs,
+                ),
+                bad=self.bad,
             )
             generation = transaction.commit(removed=[self._steps.record], added=[record])
         self._state = "sealed"
@@ -494,7 +553,9 @@ class StepWriter:
                 self._options["on_end"](generation)
         return describe_dataset(record, transaction.geometry)
 
-    def _merge_and_lock(self) -> tuple[Transaction, EncodedVersion, DatasetRecord | None]:
+    def _merge_and_lock(
+        self, *, second: bool
+    ) -> tuple[Transaction, EncodedVersion, DatasetRecord | None]:
         """Merge the samples while the volume is unlocked, then lock it.
 
         If another writer has committed another version to append to meanwhile, this is done again;
@@ -503,7 +564,7 @@ class StepWriter:
         if self.previous is not None:
             self.previous.close()
         for _ in range(MERGES_MAX):
-            encoded, merged = self._merge(self._read)
+            encoded, merged = self._merge(self._read, second)
             transaction = self._lock()
             with closed_on_error(transaction):
                 base = self._find_base(transaction.base)
@@ -512,7 +573,7 @@ class StepWriter:
             transaction.close()
         transaction = self._lock()
         with closed_on_error(transaction):
-            encoded, _ = self._merge(lambda: nullcontext(transaction.base))
+            encoded, _ = self._merge(lambda: nullcontext(transaction.base), second)
             return transaction, encoded, self._find_base(transaction.base)
 
     def _find_base(self, generation: Generation) -> DatasetRecord | None:
@@ -520,9 +581,25 @@ class StepWriter:
         return None if self._choose_base is None else self._choose_base(generation.catalog)
 
     def _merge(
-        self, read: Callable[[], AbstractContextManager[Generation]]
+        self, read: Callable[[], AbstractContextManager[Generation]], second: bool
     ) -> tuple[EncodedVersion, UUID | None]:
-        """Merge the samples of all steps, and of the version to append to; also return its UUID.
+        """Merge the samples of one pass, and of the version to append to; also return its UUID."""
+
+        def merge(
+            generation: Generation, steps: UnfinishedSteps
+        ) -> tuple[EncodedVersion, UUID | None]:
+            base = self._find_base(generation)
+            encoded = self._merge_steps(generation, steps.of_pass(second=second), base)
+            return encoded, None if base is None else base.uuid
+
+        return self._read_journal(read, merge)
+
+    def _read_journal(
+        self,
+        read: Callable[[], AbstractContextManager[Generation]],
+        use: Callable[[Generation, UnfinishedSteps], _T],
+    ) -> _T:
+        """Return what a function makes of the journal, and of the version to append to.
 
         Others may move the journal meanwhile; then it is read again where it is now.
         """
@@ -531,16 +608,13 @@ class StepWriter:
                 steps = self._steps = self._found(generation)
                 base = self._find_base(generation)
                 try:
-                    encoded = self._merge_steps(generation, steps, base)
-                    return encoded, None if base is None else base.uuid
-                except (FormatError, DeviceError) as error:
+                    with _note_damage():
+                        return use(generation, steps)
+                except (FormatError, DeviceError):
                     with read() as newest:
                         now = self._found(newest).record, self._find_base(newest)
-                    if _places(*now) != _places(steps.record, base):
-                        continue
-                    if isinstance(error, FormatError) and UNFINISHED in str(error):
-                        error.add_note(_DAMAGED)  # a step is, and not the version before
-                    raise
+                        if _places(*now) == _places(steps.record, base):
+                            raise
 
     def _merge_steps(
         self, generation: Generation, steps: UnfinishedSteps, base: DatasetRecord | None
@@ -581,21 +655,104 @@ class StepWriter:
         with previous:
             what = f"append to version {base.version} of {quote(self._name)}, which is new"
             check_columns(what, previous.columns, steps.columns)
-            differing = (previous.names ^ steps.names) - (self._options["defaults"] or {}).keys()
-            differing = frozenset(n for n in differing if not n.startswith(RESERVED_PREFIX))
+            own = frozenset(name for name in previous.names if not name.startswith(RESERVED_PREFIX))
+            lacking = own - steps.names - (self._options["defaults"] or {}).keys()
             texts = [each and each.text for each in (previous.encoder, steps.encoder)]
-            if base.sample_count and (differing or texts[0] != texts[1]):
-                difference = f"attributes {list_names(differing)}" if differing else "fields"
+            if base.sample_count and (lacking or texts[0] != texts[1]):
+                difference = f"attributes {list_names(lacking)}" if lacking else "fields"
                 raise UsageError(
-                    f"{what}: expected the {difference} in both, or in neither, of its samples and "
-                    "those of the import, which began before; free it with 'dlfs import "
-                    "--abandon', and import them anew"
+                    f"{what}: expected its {difference} in the samples of the import, which began "
+                    "before; free it with 'dlfs import --abandon', and import them anew"
                 )
             if _digest(previous.labels()) != read_origin(steps.record).get("labels", ""):
                 raise UsageError(
                     f"{what}: expected the classes and labels that the dataset had when the import "
                     "began; free it with 'dlfs import --abandon', and import all classes anew"
                 )
+
+    def _begin_second_pass(self) -> bool:
+        """Commit what the source gave last; return False if there is to be no second pass."""
+        steps = self._steps
+        windows = self._opened().window_count
+        if self._one_pass or windows < 2 or not self._check_room():
+            return False
+        writer = self._opened()
+        before = steps.imported if steps else (0, 0)
+        for path in self._directories:
+            writer.add_directory(path)
+        number = len(steps.steps) if steps else 0
+        count, size_bytes = before[0] + writer.new_count, before[1] + writer.new_bytes
+        first = FirstPass(number + 1, count, size_bytes)
+        self.bad_so_far = self.bad
+        self._commit_step(writer, first.tag)
+        self._pack_in_order()
+        return True
+
+    def _pack_in_order(self) -> None:
+        """Pack the samples that follow in the order in which they are added."""
+        self._options |= {"source_shuffled": True, "stage_bytes": None}
+        self._by_batches = True
+
+    def _check_room(self, expected_bytes: int = 0) -> bool:
+        """Return True if all samples can be packed again; warn if not.
+
+        Args:
+            expected_bytes: bytes that both passes will take in addition to those so far.
+        """
+        needed, free = self._opened().room_for_second_pass()
+        needed += expected_bytes
+        if needed > free:
+            self._warn(
+                f"the second pass needs {format_bytes(needed)} of free space, got "
+                f"{format_bytes(free)}"
+            )
+        return needed <= free
+
+    def _warn(self, reason: str) -> None:
+        window = format_bytes(self._window_bytes)
+        text = f"the samples are shuffled within windows of {window} only: {reason}"
+        self.warnings = [text]
+        _log.warning("import %s: %s", display(self._name), text)
+
+    def _pack_again(self) -> bool:
+        """Pack all samples once more; return False if there was no room for them."""
+        self._unlock()
+        seed, block_bytes = self._options["seed"], self._window_bytes
+        second = self._read_journal(
+            self._read, partial(SecondPass, seed=seed, block_bytes=block_bytes)
+        )
+        steps = self._steps
+        assert steps is not None
+        packed = steps.of_pass(second=True).record
+        done = packed.sample_count, packed.sample_bytes
+        with second:
+            self._directories = list(second.directories)
+            self._on_second_pass(done, steps.imported)
+            self.warnings.clear()
+            try:
+                for batch in second.batches(done[0]):
+                    done = self._pack_batch(second, batch, done)
+                if self._writer is not None and self._writer.new_count:
+                    self._commit_step(self._writer)
+            except SpaceError as error:
+                self._unlock()
+                self._warn(f"there was no room for the second pass: {error}")
+                return False
+        return True
+
+    def _pack_batch(self, second: SecondPass, batch: Batch, done: Counts) -> Counts:
+        """Pack a batch again; return the samples and the bytes that are done then."""
+        writer, steps = self._opened(), self._steps
+        assert steps is not None
+        runs = steps.of_pass(second=False).record.data_runs
+        space = DataSpace(writer.base.geometry, runs)
+        found = second.read(writer.base, space, batch)
+        self.add_batch(
+            found.paths, found.data, found.offsets, found.lengths, attributes=found.columns
+        )
+        done = done[0] + len(found.paths), done[1] + int(found.lengths.sum())
+        self._on_second_pass(done, steps.imported)
+        return done
 
     def abort(self) -> None:
         """Discard the samples since the last step. Idempotent."""
@@ -628,8 +785,8 @@ class StepWriter:
         self.abort()
         is_lost = isinstance(error, StaleError) or _DAMAGED in getattr(error, "__notes__", ())
         if self._steps is not None and not is_lost:
-            record = self._steps.record
-            count, size = format_count(record.sample_count, "sample"), record.sample_bytes
+            samples, size = self._steps.imported
+            count = format_count(samples, "sample")
             error.add_note(
                 f"{count}, {format_bytes(size)}, are kept as an unfinished import of "
                 f"{quote(self._name)}: the same command goes on with it, and 'dlfs import "

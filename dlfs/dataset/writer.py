@@ -6,9 +6,9 @@ written at full queue depth while the next ones are packed. The packing order do
 index: samples may be added in any order of paths.
 
 Layout ``shuffled`` permutes the samples of each stage of ``STAGE_BYTES_SHUFFLED`` by the seed, so
-that neighbours in a chunk come from anywhere in that stage. This is an exact shuffle for datasets
-up to that size; larger datasets are as well shuffled as their source. A source that is shuffled
-already is packed without the buffer. Layout ``path`` packs in the order of the calls.
+that neighbours in a chunk come from anywhere in that stage: an exact shuffle of datasets up to that
+size. Only a ``StepWriter`` shuffles larger ones. A source that is shuffled already is packed
+without the buffer. Layout ``path`` packs in the order of the calls.
 
 Attributes are collected in columns, in the order of the calls, and written behind the samples in
 index order. All samples have the attributes of the first one; the caller may declare the value of
@@ -29,7 +29,8 @@ an earlier version as they are stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID, uuid4
 
 import numpy as np
@@ -48,7 +49,6 @@ from dlfs.connection.unfinished import UnfinishedSteps
 from dlfs.dataset.sealing import (
     EncodedVersion,
     Stream,
-    Tick,
     attribute_chunks,
     merge_samples,
     write_version,
@@ -59,7 +59,6 @@ from dlfs.fields import FIELDS_COLUMN, FieldEncoder
 from dlfs.format.bad_records import BadReport, bad_records_tags
 from dlfs.format.catalog import LAYOUTS, DatasetRecord
 from dlfs.format.constants import SAMPLE_BYTES_MAX, TAG_BAD_RECORDS, TAG_SOURCE
-from dlfs.format.geometry import ChunkRun
 from dlfs.format.journal import Cursor, StepHeader, encode_step_header
 from dlfs.format.location import LOCATION, unpack_locations
 from dlfs.format.paths import PathLike, display, path_bytes
@@ -68,7 +67,7 @@ from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import DatasetInfo, describe_dataset
 from dlfs.store.journal import Step
 from dlfs.store.sample_buffer import SAMPLES_MAX, SampleBuffer, check_batch
-from dlfs.store.space import append_run, count_chunks
+from dlfs.store.space import count_chunks, joined_runs
 from dlfs.store.transaction import Generation, Transaction, after_commit, flush_all, now_ns
 
 if TYPE_CHECKING:
@@ -88,18 +87,6 @@ name of each block is stored as a whole, and the blocks begin at other names the
 
 _NO_ATTRIBUTES: Attributes = {}
 _NO_NAMES: frozenset[str] = frozenset()
-
-
-class WriterKeywords(TypedDict, total=False):
-    """Keywords of ``Volume.writer``, which describes them, and of ``Volume.append``."""
-
-    seed: int
-    source_shuffled: bool
-    expected_bytes: int
-    expected_samples: int
-    stage_bytes: int | None
-    defaults: Mapping[str, Any] | None
-    uuid: UUID | None
 
 
 class DatasetWriter:
@@ -238,7 +225,7 @@ class DatasetWriter:
 
     def __contains__(self, path: object) -> bool:
         """Return True if a sample of this path was added, or is in the earlier version."""
-        added = path in self._stage or (self._has_packed and path in self._directory)
+        added = path in self._stage.path_set or (self._has_packed and path in self._directory)
         return added or (self.previous is not None and path in self.previous)
 
     # ---- adding ----------------------------------------------------------------------------------
@@ -521,15 +508,11 @@ class DatasetWriter:
 
     # ---- the end ---------------------------------------------------------------------------------
 
-    def seal(self, tick: Tick = lambda _samples: None) -> DatasetInfo:
+    def seal(self) -> DatasetInfo:
         """Commit the added samples as one dataset, atomically.
 
         A writer without samples makes an empty dataset. An import, or the seal of a mount's
         ``incoming``, does so only with ``allow_empty``.
-
-        Args:
-            tick: called while samples are merged with those of an earlier version, with the number
-                of samples since the last call. What it raises ends the seal.
 
         Returns:
             The new dataset.
@@ -543,7 +526,7 @@ class DatasetWriter:
         self._check_open()
         try:
             self._drain_stage()
-            record = self._write_version(tick)
+            record = self._write_version()
             generation = self._transaction.commit(removed=self._replaced, added=[record])
         except BaseException:
             self.abort()
@@ -551,8 +534,22 @@ class DatasetWriter:
         self._end("sealed", generation)
         return describe_dataset(record, self._transaction.geometry)
 
+    @property
+    def base(self) -> Generation:
+        """Generation on which the writer builds."""
+        return self._transaction.base
+
+    @property
+    def window_count(self) -> int:
+        """Number of windows of the shuffle so far, those of earlier steps included."""
+        return self._stage_number + bool(len(self._stage))
+
     def commit_step(
-        self, source_count: int, source: bytes, cursor: Cursor | None = None
+        self,
+        source_count: int,
+        source: bytes,
+        cursor: Cursor | None = None,
+        tags: Sequence[tuple[int, bytes]] = (),
     ) -> UnfinishedSteps:
         """Commit the added samples as a step of an unfinished import; the writer has ended then.
 
@@ -562,6 +559,7 @@ class DatasetWriter:
             source_count: samples of the source that this step and those before it have used.
             source: describes the source and the options of the import.
             cursor: the last cursor that the source gave for them.
+            tags: further tagged values of the record, which those of later steps keep.
 
         Returns:
             The steps of the import, this one included.
@@ -572,7 +570,7 @@ class DatasetWriter:
         self._check_open()
         try:
             self._drain_stage()
-            steps = self._write_step(source_count, source, cursor)
+            steps = self._write_step(source_count, source, cursor, tags)
             generation = self._transaction.commit(removed=self._replaced, added=[steps.record])
         except BaseException:
             self.abort()
@@ -585,7 +583,11 @@ class DatasetWriter:
         return [] if self._unfinished is None else [self._unfinished.record]
 
     def _write_step(
-        self, source_count: int, source: bytes, cursor: Cursor | None
+        self,
+        source_count: int,
+        source: bytes,
+        cursor: Cursor | None,
+        tags: Sequence[tuple[int, bytes]],
     ) -> UnfinishedSteps:
         """Write the last window and the journal of the step; return the steps with this one."""
         chunks = self._open_chunks()
@@ -633,7 +635,7 @@ class DatasetWriter:
             directory_runs=(),
             entries_bytes=0,
             names_bytes=0,
-            tags=((TAG_SOURCE, source), *bad, *others),
+            tags=((TAG_SOURCE, source), *bad, *tags, *others),
             state="unfinished",
             journal_runs=joined_runs(before.journal_runs if before else (), journal),
             journal_bytes=count_chunks(journal) * chunk_bytes
@@ -641,6 +643,8 @@ class DatasetWriter:
         )
         step = Step(header, before.journal_bytes if before else 0)
         earlier = self._unfinished.steps if self._unfinished else ()
+        if self._unfinished is not None and not self.new_count:
+            return replace(self._unfinished, record=record, steps=[*earlier, step])
         table = AttributeTable.of_parts(columns) if columns else AttributeTable.empty(self.uuid, 0)
         return UnfinishedSteps.of(record, [*earlier, step], table)
 
@@ -652,14 +656,14 @@ class DatasetWriter:
         chunks.drain()
         flush_all(self._transaction.devices)
 
-    def _write_version(self, tick: Tick) -> DatasetRecord:
+    def _write_version(self) -> DatasetRecord:
         """Write the last window, the attributes and the directory; return the record."""
         chunks = self._open_chunks()
         self._finish_window(chunks)
         encoded = self._encode(chunks.chunk_count)
         previous, runs = self.previous, chunks.runs
         if previous is not None:
-            encoded = self._merge(previous, encoded, tick)
+            encoded = self._merge(previous, encoded)
             runs = list(joined_runs(previous.runs, runs))
         return write_version(
             self._transaction,
@@ -686,7 +690,7 @@ class DatasetWriter:
         )
         return EncodedVersion(directory, attributes)
 
-    def _merge(self, previous: PreviousVersion, own: EncodedVersion, tick: Tick) -> EncodedVersion:
+    def _merge(self, previous: PreviousVersion, own: EncodedVersion) -> EncodedVersion:
         """Merge the samples of the earlier version with the added ones."""
         self._directory = DirectoryBuilder()
         previous.close()
@@ -704,7 +708,6 @@ class DatasetWriter:
             columns=self._columns,
             defaults=self._names.stored_defaults,
             encoder=self._encoder,
-            tick=tick,
         )
 
     def abort(self) -> None:
@@ -732,19 +735,23 @@ class DatasetWriter:
 
     def _reserve(self) -> None:
         """Reserve free chunks for the directory and the catalog of the samples so far."""
-        overhead = self._overhead_chunks(self.sample_count, self._path_bytes, self.sample_bytes)
+        self._transaction.space.reserve = self._sealing_chunks()
+
+    def _sealing_chunks(self) -> int:
+        """Return the chunks that the next commit, and the seal, take besides samples."""
+        chunks = self._overhead_chunks(self.sample_count, self._path_bytes, self.sample_bytes)
         if self._unfinished is not None:
             # The seal writes the directory and the attributes of all samples before the journals
             # become free.
             record, chunk_bytes = self._unfinished.record, self._transaction.geometry.chunk_bytes
             path_bytes, attributes_bytes = self._earlier_bytes
-            overhead -= -attributes_bytes // chunk_bytes
-            overhead += self._overhead_chunks(
+            chunks -= -attributes_bytes // chunk_bytes
+            chunks += self._overhead_chunks(
                 self.sample_count + record.sample_count,
                 self._path_bytes + path_bytes,
                 self.sample_bytes + record.sample_bytes,
             )
-        self._transaction.space.reserve = overhead
+        return chunks
 
     def _overhead_chunks(self, samples: int, path_bytes: int, sample_bytes: int) -> int:
         """Return the chunks to reserve for attributes, directory and catalog."""
@@ -758,6 +765,14 @@ class DatasetWriter:
         directory = segment_bytes_max(samples, path_bytes, sample_bytes // chunk_bytes)
         attributes = -(-attributes_bytes // chunk_bytes)
         return attributes - (-directory // chunk_bytes) + self._transaction.next_catalog_chunks
+
+    def room_for_second_pass(self) -> tuple[int, int]:
+        """Return the bytes that packing all samples once more takes, and the free bytes."""
+        chunk_bytes = self._transaction.geometry.chunk_bytes
+        earlier_bytes = self._unfinished.record.data_bytes if self._unfinished else 0
+        packed_bytes = earlier_bytes + self._packer.address + 2 * self._stage.used_bytes
+        chunks = packed_bytes // chunk_bytes * 65 // 64 + 3 + 3 * self._sealing_chunks()
+        return chunks * chunk_bytes, self._transaction.space.chunk_count * chunk_bytes
 
     def _check_space(self, expected_bytes: int, expected_samples: int) -> None:
         chunk_bytes = self._transaction.geometry.chunk_bytes
@@ -783,11 +798,3 @@ class DatasetWriter:
             self.seal()
         else:
             self.abort()
-
-
-def joined_runs(runs: Sequence[ChunkRun], more: Sequence[ChunkRun]) -> tuple[ChunkRun, ...]:
-    """Return runs and those that follow them in data order."""
-    joined = list(runs)
-    for run in more:
-        append_run(joined, run)
-    return tuple(joined)

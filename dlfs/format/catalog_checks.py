@@ -22,9 +22,11 @@ from dlfs.format.constants import (
     DATASET_SAMPLES_MAX,
     DATASET_VERSION_MAX,
     DIRECTORY_BLOCK_BYTES,
+    FIRST_PASS_BYTES,
     LOCATION_BYTES,
     SOURCE_BYTES_MAX,
     TAG_BAD_RECORDS,
+    TAG_FIRST_PASS,
     TAG_SOURCE,
     TIME_NS_MAX,
 )
@@ -116,6 +118,7 @@ def _check_tags(catalog: Catalog) -> None:
         for known, noun, least, most in (
             (TAG_SOURCE, "description of its source", 0, SOURCE_BYTES_MAX),
             (TAG_BAD_RECORDS, "report of bad records", 8, BAD_RECORDS_BYTES_MAX),
+            (TAG_FIRST_PASS, "account of a first pass", FIRST_PASS_BYTES, FIRST_PASS_BYTES),
         ):
             sizes = [len(value) for tag, value in tags if tag == known]
             if len(sizes) > 1 or any(not least <= size <= most for size in sizes):

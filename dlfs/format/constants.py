@@ -68,6 +68,9 @@ SOURCE_BYTES_MAX = 16 * KIB
 TAG_BAD_RECORDS = 2
 """Tag of a sealed record that reports the records that imports left out."""
 BAD_RECORDS_BYTES_MAX = 32 * KIB
+TAG_FIRST_PASS = 3
+"""Tag of an unfinished record whose second pass has begun, with what its first pass has."""
+FIRST_PASS_BYTES = 24
 
 ATTRIBUTE_MAGIC = b"DLFSATT1"
 ATTRIBUTE_VERSION = 1

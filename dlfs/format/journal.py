@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 from uuid import UUID
 
 from dlfs._native.checksums import crc32c
 from dlfs.errors import ChecksumError, FormatError
-from dlfs.format.constants import ADDRESS_MAX, DATASET_SAMPLES_MAX
+from dlfs.format.constants import (
+    ADDRESS_MAX,
+    DATASET_SAMPLES_MAX,
+    FIRST_PASS_BYTES,
+    TAG_FIRST_PASS,
+)
 
 STEP_HEADER_BYTES = 4096
 _MAGIC = b"DLFSJRN1"
@@ -23,6 +28,7 @@ _VERSION = 1
 _START = struct.Struct("<8sII16s")
 _FIELDS = struct.Struct("<14Q")
 _CRC = struct.Struct("<I")
+_FIRST_PASS = struct.Struct("<3Q")
 _COVERED = STEP_HEADER_BYTES - _CRC.size
 _CURSOR_AT = _START.size + _FIELDS.size
 CURSOR_BYTES_MAX = _COVERED - _CURSOR_AT
@@ -45,6 +51,32 @@ class Cursor:
     def json(self) -> bytes:
         """The value in JSON, in ASCII."""
         return json.dumps(self.value, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPass:
+    """What the first pass of an import has, whose second pass packs all of it again.
+
+    Attributes:
+        step_count: number of its steps; those that follow are of the second pass.
+        sample_count: its samples, which are all samples of the import.
+        sample_bytes: sum of their lengths.
+    """
+
+    step_count: int
+    sample_count: int
+    sample_bytes: int
+
+    @property
+    def tag(self) -> tuple[int, bytes]:
+        """The tagged value of a record that says this."""
+        return TAG_FIRST_PASS, _FIRST_PASS.pack(*astuple(self))
+
+
+def find_first_pass(tags: Iterable[tuple[int, bytes]]) -> FirstPass | None:
+    """Return what a record's tagged values say of its first pass; None before the second one."""
+    value = dict(tags).get(TAG_FIRST_PASS, b"")
+    return FirstPass(*_FIRST_PASS.unpack(value)) if len(value) == FIRST_PASS_BYTES else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ After any failure, Ctrl-C included, the writer aborts and the volume stays as it
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 from uuid import UUID
+
+import numpy as np
 
 from dlfs.base.arguments import Layout
 from dlfs.base.closing import closed_on_error
@@ -28,7 +31,7 @@ from dlfs.ingest.containers import warn_of_containers
 from dlfs.ingest.files import FilesSource
 from dlfs.ingest.isolation.source import IsolatedSource
 from dlfs.ingest.patterns import expand
-from dlfs.ingest.progress import Meter, ProgressCallback
+from dlfs.ingest.progress import Meter, ProgressCallback, second_pass_meter
 from dlfs.ingest.registry import AUTO, FORMATS, STDIN, find_format, make_options, recognise
 from dlfs.ingest.remote.source import SpooledSource
 from dlfs.ingest.remote.spool import Spool
@@ -51,6 +54,8 @@ LIST = "list"
 LISTING = ("folder", "imagefolder", "zarr")
 """Formats that check each file in a folder themselves."""
 
+SKIPPED, EMPTY = "skipped", "empty_directories"
+"""What the second pass keeps of the source: entries left out by reason, and empty directories."""
 ALREADY_THERE = "sample that the dataset has already"
 """Reason for which samples are skipped with ``skip_existing``."""
 
@@ -70,6 +75,8 @@ class ImportReport:
     """Number of samples that an earlier import had committed before it ended."""
     bad: BadReport = field(default_factory=BadReport)
     """Bad records that were left out, as ``skip_bad`` allows."""
+    warnings: Sequence[str] = ()
+    """What the user should know of the dataset, such as why it is shuffled within windows only."""
 
 
 def open_source(
@@ -195,6 +202,7 @@ def import_dataset(
     skip_existing: bool = False,
     defaults: Mapping[str, Any] | None = None,
     step_bytes: int | None = STEP_BYTES,
+    one_pass: bool = False,
     command: Mapping[str, Any] | None = None,
     progress: ProgressCallback | None = None,
 ) -> ImportReport:
@@ -218,6 +226,10 @@ def import_dataset(
         step_bytes: bytes of samples after which the import commits its progress, so that the next
             import of the same source goes on with it; None: it is whole or not at all. Appending,
             and sources that cannot be read again, have no steps.
+        one_pass: shuffle a source that cannot be read in any order within windows of 256 MiB only.
+            By default all samples of a larger one are packed a second time, read from the volume,
+            so that the neighbours of a sample come from everywhere; until the seal this takes the
+            space of the samples once more. Imports without steps have one pass.
         command: what began the import, kept with its progress for who goes on; values of JSON.
         progress: called after each block, and once at the start.
 
@@ -240,9 +252,16 @@ def import_dataset(
         "seed": seed,
         "defaults": defaults,
     }
-    # Samples that are left out have no place in the count of samples by which an import goes on.
-    steps = None if skip_existing else step_bytes
+    steps = {
+        # Samples that are left out have no place in the count by which an import goes on.
+        "step_bytes": None if skip_existing else step_bytes,
+        "one_pass": one_pass,
+        "on_second_pass": second_pass_meter(progress),
+    }
     with _open_writer(volume, source, name, options, append, steps, command, uuid) as writer:
+        if isinstance(writer, StepWriter) and writer.is_read:
+            source.finish()
+            return _finish(writer)
         previous = writer.previous
         kept, left = (0, 0), 0
         adder = BlockAdder(writer, source)
@@ -254,8 +273,7 @@ def import_dataset(
         known = source.leave_out(is_known) if is_known else 0
         totals = source.sample_count, source.sample_bytes
         meter = Meter(progress, *map(_less, totals, kept))
-        layout = writer.layout
-        with closing(source.blocks(layout=layout, seed=seed)) as blocks:
+        with closing(source.blocks(layout=writer.layout, seed=seed)) as blocks:
             for block in without_first(blocks, left):
                 _check_labels(block, labels, source.name)
                 new = without_known(block, is_known) if is_known else block
@@ -270,21 +288,58 @@ def import_dataset(
             volume.refresh()
             info = volume.versions(name)[-1]
         elif writer.sample_count or allow_empty:
-            info = writer.seal(meter.seal)
+            info = _seal(writer, source)
         else:
             raise _no_samples(source)
     source.finish()
     skipped = {**source.skipped, **({ALREADY_THERE: known} if known else {})}
-    return ImportReport(
-        info,
-        meter.samples,
-        meter.bytes,
-        meter.seconds,
-        skipped,
-        len(source.empty_directories),
-        kept[0],
-        bad,
+    counts = meter.samples, meter.bytes, meter.seconds
+    empty, warnings = len(source.empty_directories), getattr(writer, "warnings", ())
+    return ImportReport(info, *counts, skipped, empty, kept[0], bad, warnings)
+
+
+def _seal(writer: DatasetWriter | StepWriter, source: Source) -> DatasetInfo:
+    """Seal a dataset; a second pass keeps what the report says of the source."""
+    if isinstance(writer, StepWriter):
+        writer.origin[SKIPPED] = dict(source.skipped)
+        writer.origin[EMPTY] = len(source.empty_directories)
+    return writer.seal()
+
+
+def finish_import(
+    volume: Volume, name: str, progress: ProgressCallback | None = None
+) -> ImportReport:
+    """Finish an import whose source has been read: ``packed_again`` of its info is a number.
+
+    Args:
+        volume: volume that has the import.
+        name: name of the dataset.
+        progress: called after each block.
+
+    Raises:
+        NotFoundError: there is no such import.
+        DlfsError: as ``import_dataset``.
+    """
+    for info in volume.unfinished():
+        if info.name == name and info.packed_again is not None:
+            meter = second_pass_meter(progress)
+            origin: dict[str, Any] = {"append": False, "defaults": None, **info.origin}
+            options = {key: origin[key] for key in ("append", "defaults")}
+            with volume.step_writer(name, origin, on_second_pass=meter, **options) as writer:
+                return _finish(writer)
+    raise NotFoundError(
+        f"finish the import of {name} on {volume.uri}: expected an unfinished import whose source "
+        "has been read, got none of this name"
     )
+
+
+def _finish(writer: StepWriter) -> ImportReport:
+    """Seal an import whose source has been read."""
+    begin, kept, origin = time.monotonic(), writer.kept_count, writer.origin
+    info, skipped = writer.seal(), origin.get(SKIPPED, {})
+    seconds, empty = time.monotonic() - begin, origin.get(EMPTY, 0)
+    bad, warnings = writer.bad, writer.warnings
+    return ImportReport(info, 0, 0, seconds, skipped, empty, kept, bad, warnings)
 
 
 def _open_writer(
@@ -293,7 +348,7 @@ def _open_writer(
     name: str,
     options: dict[str, Any],
     append: bool,
-    step_bytes: int | None,
+    steps: dict[str, Any],
     command: Mapping[str, Any] | None,
     uuid: UUID | None,
 ) -> DatasetWriter | StepWriter:
@@ -302,15 +357,19 @@ def _open_writer(
     if not append:
         given["expected_bytes"] = source.sample_bytes or 0
         given["expected_samples"] = source.sample_count or 0
-    if step_bytes is None or source.fingerprint is None:
+    if steps["step_bytes"] is None or source.fingerprint is None:
         return volume.append(name, **given) if append else volume.writer(name, **given)
+    defaults = options["defaults"] or {}
+    kept = options, str(uuid), append, steps["one_pass"]
     origin = {
         "source": source.name,
-        "fingerprint": fingerprint_of(source.fingerprint, options, str(uuid), append),
+        "fingerprint": fingerprint_of(source.fingerprint, *kept),
+        "append": append,
+        "defaults": {name: np.asarray(value).tolist() for name, value in defaults.items()},
         "command": command,
         "directory": os.getcwd(),
     }
-    return volume.step_writer(name, origin, append=append, step_bytes=step_bytes, **given)
+    return volume.step_writer(name, origin, append=append, **steps, **given)
 
 
 def _go_on(source: Source, writer: StepWriter) -> int:

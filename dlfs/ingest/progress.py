@@ -11,8 +11,7 @@ from dataclasses import dataclass
 class Progress:
     """Progress of an import or an export. A total is None while it is unknown.
 
-    At the end of an import in steps, ``samples_sealed`` counts the samples that are in the
-    directory of the new version so far.
+    An import whose ``second_pass`` is True has read its source, and packs all samples once more.
     """
 
     samples_done: int
@@ -20,7 +19,7 @@ class Progress:
     bytes_done: int
     bytes_total: int | None
     seconds: float
-    samples_sealed: int = 0
+    second_pass: bool = False
 
     @property
     def bytes_per_second(self) -> float:
@@ -55,7 +54,6 @@ class Meter:
         self._begin = time.monotonic()
         self.samples = 0
         self.bytes = 0
-        self._sealed = 0
         self.add(0, 0)
 
     @property
@@ -67,23 +65,29 @@ class Meter:
         """Count samples as done."""
         self.samples += samples
         self.bytes += size_bytes
-        self._report()
-
-    def seal(self, samples: int) -> None:
-        """Count samples as in the directory of the new version."""
-        self._sealed += samples
-        self._report()
-
-    def _report(self) -> None:
         if self._callback is not None:
             samples_total, bytes_total = self._totals
             self._callback(
-                Progress(
-                    self.samples,
-                    samples_total,
-                    self.bytes,
-                    bytes_total,
-                    self.seconds,
-                    self._sealed,
-                )
+                Progress(self.samples, samples_total, self.bytes, bytes_total, self.seconds)
             )
+
+
+def second_pass_meter(
+    callback: ProgressCallback | None,
+) -> Callable[[tuple[int, int], tuple[int, int]], None]:
+    """Return a function that a ``StepWriter`` calls in the second pass of an import.
+
+    Args:
+        callback: called with the progress; None if no caller wants it.
+    """
+    begin: float | None = None
+
+    def show(done: tuple[int, int], total: tuple[int, int]) -> None:
+        nonlocal begin
+        now = time.monotonic()
+        begin = now if begin is None else begin
+        if callback is not None:
+            found = Progress(done[0], total[0], done[1], total[1], now - begin, second_pass=True)
+            callback(found)
+
+    return show

@@ -7,7 +7,7 @@ shards of the import. Two shards of one name are an error.
 
 If a source has an index of its samples, they are read in the order of packing. Other shards are
 streamed: in the given order for layout ``path``, and in an order drawn from the seed for
-``shuffled``. There the dataset writer shuffles within its window. Records are gathered into blocks
+``shuffled``. There the dataset writer shuffles them. Records are gathered into blocks
 of at most ``BUFFER_BYTES``, or of one larger record. A thread makes the next block while the
 present one is packed, so that at most three exist.
 

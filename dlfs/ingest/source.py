@@ -155,7 +155,7 @@ class Source(Protocol):
 
     Then the samples of a block must depend on its position in the order alone: an import that goes
     on behind the end of a block gets the blocks that follow it in one that was not interrupted. If
-    it is False, the dataset writer shuffles the samples within its window.
+    it is False, the dataset writer shuffles the samples.
     """
     skipped: Mapping[str, int] = {}
     """Number of entries left out, by reason; complete once all blocks were taken."""

@@ -377,14 +377,35 @@ def read_into(
         DeviceError: a read failed in all copies.
         UsageError: the range leaves the space.
     """
+    read_ranges(devices, space, [(address, memory)], choice)
+
+
+def read_ranges(
+    devices: Sequence[BlockDevice],
+    space: DataSpace,
+    ranges: Sequence[tuple[int, NDArray[np.uint8]]],
+    choice: CopyOrder = FIRST_COPY_FIRST,
+) -> None:
+    """Read several ranges of a space, as many at a time as the queues take.
+
+    Args:
+        devices: devices of the members, in order.
+        space: space that contains the ranges.
+        ranges: address and memory of each; see ``read_into``.
+        choice: order in which copies are read.
+
+    Raises:
+        DeviceError, UsageError: as ``read_into``.
+    """
     with (
         limit_call(),
         _Fetcher(devices, choice) as fetcher,
     ):
-        target = fetcher.start(space, address, memory)
-        fetcher.finish(target)
-    if target.failures:
-        raise target.failures[0].error
+        targets = [fetcher.start(space, address, memory) for address, memory in ranges]
+        for target in targets:
+            fetcher.finish(target)
+    for failure in [failure for target in targets for failure in target.failures]:
+        raise failure.error
 
 
 def read_blocks(

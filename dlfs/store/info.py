@@ -14,6 +14,7 @@ from dlfs.format.bad_records import count_bad_records, find_bad_records
 from dlfs.format.catalog import LAYOUTS, Catalog, DatasetRecord, Records
 from dlfs.format.constants import TAG_SOURCE
 from dlfs.format.geometry import Geometry
+from dlfs.format.journal import find_first_pass
 from dlfs.format.paths import display
 from dlfs.format.superblock import Superblock, slot_for
 from dlfs.store.losses import loss_of
@@ -67,6 +68,8 @@ class UnfinishedInfo:
         sample_count: number of samples so far.
         sample_bytes: sum of their lengths, in bytes.
         stored_bytes: size of its chunks on the volume, including its journal, in bytes.
+        packed_again: number of samples that its second pass has packed; None in the first pass. In
+            the second one the source is not needed any more.
         origin: what the import has noted of its source: ``source``, its name; ``fingerprint``; and
             ``command`` and ``directory``, of the command that began it.
     """
@@ -77,6 +80,7 @@ class UnfinishedInfo:
     sample_count: int
     sample_bytes: int
     stored_bytes: int
+    packed_again: int | None
     origin: dict[str, Any]
 
 
@@ -208,13 +212,16 @@ def describe_dataset(record: DatasetRecord, geometry: Geometry) -> DatasetInfo:
 
 def describe_unfinished(record: DatasetRecord, geometry: Geometry) -> UnfinishedInfo:
     """Return the public description of the record of an unfinished import."""
+    first = find_first_pass(record.tags)
+    counted = first or record
     return UnfinishedInfo(
         name=display(record.name),
         uuid=record.uuid,
         created=time_of(record.created_ns),
-        sample_count=record.sample_count,
-        sample_bytes=record.sample_bytes,
+        sample_count=counted.sample_count,
+        sample_bytes=counted.sample_bytes,
         stored_bytes=count_chunks(record.runs) * geometry.chunk_bytes,
+        packed_again=None if first is None else record.sample_count - first.sample_count,
         origin=read_origin(record),
     )
 

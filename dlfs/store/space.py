@@ -231,3 +231,11 @@ class TakenRuns:
             self._space.append(ChunkRun(run.first_chunk + count, run.chunk_count - count))
             return ChunkRun(run.first_chunk, count)
         return run
+
+
+def joined_runs(runs: Sequence[ChunkRun], more: Sequence[ChunkRun]) -> tuple[ChunkRun, ...]:
+    """Return runs and those that follow them in data order."""
+    joined = list(runs)
+    for run in more:
+        append_run(joined, run)
+    return tuple(joined)

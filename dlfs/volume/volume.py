@@ -40,7 +40,8 @@ from dlfs.connection.connection import (
 )
 from dlfs.connection.identity import DatasetIdentity
 from dlfs.dataset.dataset import Dataset
-from dlfs.dataset.writer import DatasetWriter, WriterKeywords
+from dlfs.dataset.keywords import WriterKeywords
+from dlfs.dataset.writer import DatasetWriter
 from dlfs.errors import ClosedError, NotFoundError, StaleError, UsageError
 from dlfs.format.catalog import Catalog, DatasetRecord, Records
 from dlfs.format.names import DatasetName, dataset_name_bytes, new_dataset_name, parse_dataset
@@ -345,9 +346,10 @@ class Volume(Closing):
             name: name of the dataset; an existing dataset gets a new version, the old ones stay. 1
                 to 244 bytes of UTF-8 without ``/``, ``@`` and control characters, no space at
                 either end, no ``-`` at the beginning, and not ``.``, ``..`` or ``incoming``.
-            layout: ``shuffled``: samples are packed in an order permuted by the seed; ``path``: in
-                the order of the calls, which should be path order. Sample indices do not depend on
-                it.
+            layout: ``shuffled``: samples are packed in an order permuted by the seed, within each
+                ``stage_bytes`` of them: only imports and ``step_writer`` shuffle more than that as
+                a whole. ``path``: in the order of the calls, which should be path order. Sample
+                indices do not depend on it.
             seed: seed of the shuffled order, 64 bits.
             source_shuffled: True if samples are added in a shuffled order already; none is
                 buffered.

@@ -120,19 +120,26 @@ def append_second(volume):
     append(volume, {**SECOND, b"more": bytes(6000)})
 
 
-def import_in_steps(volume):
+def import_in_steps(volume, **layout):
     """Import in steps of a few samples; go on with what is there."""
     origin, names = {"source": "a test", "fingerprint": "1"}, list(FIRST)
-    with volume.step_writer("first", origin, step_bytes=3000, layout="path") as writer:
-        for name in names[writer.source_count :]:
+    layout = layout or {"layout": "path"}
+    with volume.step_writer("first", origin, step_bytes=3000, **layout) as writer:
+        for name in names[writer.source_count :] if not writer.is_read else ():
             data = FIRST[name]
             length = np.array([len(data)])
             writer.add_batch([name], data, np.zeros(1, np.int64), length)
 
 
+def import_in_two_passes(volume):
+    """Import in steps, and pack the samples a second time; go on with what is there."""
+    import_in_steps(volume, layout="shuffled", stage_bytes=1500)
+
+
 CASES = {
     "an import": (prepare_nothing, import_first),
     "an import in steps": (prepare_nothing, import_in_steps),
+    "an import in two passes": (prepare_nothing, import_in_two_passes),
     "a removal": (prepare_two, remove_first),
     "an append over freed space": (prepare_shared, append_second),
 }
@@ -215,22 +222,30 @@ def test_a_power_cut_loses_tears_and_reorders_unflushed_writes(media, case):
             check_recovery(media, got_new, old, new)
 
 
-def test_an_import_in_steps_goes_on_after_a_crash_at_any_write(media, monkeypatch):
+@pytest.mark.parametrize("change", [import_in_steps, import_in_two_passes])
+def test_an_import_in_steps_goes_on_after_a_crash_at_any_write(media, change, monkeypatch):
     monkeypatch.setattr(step_writer, "PAUSE_S", 0.0)
-    media.run(import_in_steps)
+    media.run(change)
     new, chance = media.contents(), random.Random(SEED)
+    places = addresses(media)
     kept = set()
     log = media.log
     for count in range(len(log.events) + 1):
         media.restore(log.reordered_images(count, chance))
         with dlfs.open(media.uris) as volume:
             if "first" not in volume:
-                kept |= {info.sample_count for info in volume.unfinished()}
-                import_in_steps(volume)
+                kept |= {(info.sample_count, info.packed_again) for info in volume.unfinished()}
+                change(volume)
             assert read_datasets(volume) == new
+            assert addresses(media) == places
             assert volume.unfinished() == []
             assert [f for f in volume.verify() if f.kind != "superblock"] == []
     assert len(kept) > 2
+
+
+def addresses(media):
+    with dlfs.open(media.uris) as volume, volume["first"] as dataset:
+        return dataset.session.directory.addresses().tolist()
 
 
 def test_a_removed_version_is_not_reused_after_a_crash(media):

@@ -257,6 +257,7 @@ def decode_tags(raw: bytes) -> dict[int, bytes]:
         tag, _, length = struct.unpack_from("<HHI", raw, at)
         expect(tag != 1 or (tag not in tags and length <= 16384), "descriptions of a source")
         expect(tag != 2 or (tag not in tags and 8 <= length <= 32768), "reports of bad records")
+        expect(tag != 3 or (tag not in tags and length == 24), "accounts of a first pass")
         tags[tag] = raw[at + 8 : at + 8 + length]
         at += 8 + -(-length // 8) * 8
     expect(at == len(raw), "tagged values of a record")

@@ -38,7 +38,7 @@ from dlfs.format.names import new_dataset_name
 from dlfs.ingest.registry import AUTO, STDIN, describe_options, parse_settings
 
 if TYPE_CHECKING:
-    from dlfs import Volume
+    from dlfs import UnfinishedInfo, Volume
     from dlfs.ingest.importer import ImportReport
     from dlfs.ingest.registry import Format
     from dlfs.ingest.source import Source
@@ -120,6 +120,7 @@ def import_dataset(
     skip_bad: Annotated[str | None, typer.Option(metavar="N|P%")] = None,
     spool: Annotated[str | None, typer.Option(metavar="DIR")] = None,
     step: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
+    one_pass: Annotated[bool, typer.Option("--one-pass")] = False,
     resume: Annotated[bool, typer.Option("--resume")] = False,
     abandon: Annotated[str | None, typer.Option(metavar="NAME")] = None,
     json: JsonOption = False,
@@ -165,6 +166,9 @@ def import_dataset(
         spool: Directory for local copies of what URLs name, until the dataset is sealed; an
             interrupted import goes on with them. By default in the user's cache directory.
         step: Bytes of samples after which the progress is committed: 2GiB. 0: only at the end.
+        one_pass: Shuffle within 256 MiB only, for a source that is shuffled already. By default a
+            larger source that has to be read in its own order, such as an archive, is packed a
+            second time, which takes its size of free space once more until the end.
         resume: Go on with the unfinished import of the volume, which is the only argument; with
             --name if there are several.
         abandon: Free the space of the unfinished import of this name; the volume is the only
@@ -187,8 +191,26 @@ def import_dataset(
         _check_alone(arguments, given - {"arguments", "name"}, resume=resume, abandon=abandon)
     if abandon is not None:
         _abandon(abandon, arguments[0], json=json)
+    elif resume:
+        _resume(arguments[0], name, json=json)
     else:
-        _run(_kept_command(arguments[0], name) if resume else command, json=json)
+        _run(command, json=json)
+
+
+def _resume(uri: str, name: str | None, *, json: bool) -> None:
+    """Go on with the unfinished import of a volume; its source is opened if it is still needed."""
+    with open_devices(uri, "import into") as volume:
+        found = _only_unfinished(volume, uri, name)
+        volume_uri = volume.uri  # of all members, absolute
+        if found.packed_again is not None:
+            from dlfs.ingest.importer import finish_import
+
+            note(f"going on with the second pass of {found.name}")
+            with progress_bar(f"import {found.name}") as bar:
+                report = finish_import(volume, found.name, bar.show)
+            _report(report, appended=False, json=json)
+            return
+    _run(_kept_command(found, volume_uri), json=json)
 
 
 def _run(command: dict[str, Any], *, json: bool) -> None:
@@ -233,6 +255,7 @@ def _run(command: dict[str, Any], *, json: bool) -> None:
             skip_existing=skip_existing,
             defaults=parse_defaults(command["default"]),
             step_bytes=STEP_BYTES if step is None else step or None,
+            one_pass=command["one_pass"],
             command=_without_secrets(command),
             progress=bar.show,
         )
@@ -281,36 +304,38 @@ def _abandon(name: str, uri: str, *, json: bool) -> None:
     note(f"abandoned the import of {info.name}: {count}, {size} are free now")
 
 
-def _kept_command(uri: str, name: str | None) -> dict[str, Any]:
-    """Return the parameters of the command that began an import, and enter its directory."""
-    with open_devices(uri, "import into") as volume:
-        found = [info for info in volume.unfinished() if name in (None, info.name)]
-        volume_uri = volume.uri  # of all members, absolute
+def _only_unfinished(volume: Volume, uri: str, name: str | None) -> UnfinishedInfo:
+    found = [info for info in volume.unfinished() if name in (None, info.name)]
     if len(found) != 1:
         names = ", ".join(info.name for info in found) or "none"
         raise UsageError(
             f"import --resume: expected one unfinished import on {uri}, got {names}; --name "
             "chooses one"
         )
-    command, directory = found[0].origin.get("command"), found[0].origin.get("directory")
+    return found[0]
+
+
+def _kept_command(found: UnfinishedInfo, volume_uri: str) -> dict[str, Any]:
+    """Return the parameters of the command that began an import, and enter its directory."""
+    command, directory = found.origin.get("command"), found.origin.get("directory")
     known = isinstance(command, dict) and {"arguments", "name", "step"} <= command.keys()
     if not isinstance(command, dict) or not known or not isinstance(directory, str):
         raise UsageError(
-            f"import --resume: the unfinished import of {found[0].name} does not have its command: "
+            f"import --resume: the unfinished import of {found.name} does not have its command: "
             "a program began it, its URLs have secrets, or it is too long; go on with it by what "
             "began it"
         )
     if STDIN in command["arguments"]:
         raise UsageError(
-            f"import --resume: the import of {found[0].name} reads standard input; give it the "
-            f"same again: dlfs import {' '.join(command['arguments'])} --name {found[0].name}"
+            f"import --resume: the import of {found.name} reads standard input; give it the "
+            f"same again: dlfs import {' '.join(command['arguments'])} --name {found.name}"
         )
     note(f"going on in {directory}: {' '.join(command['arguments'])}")
     try:
         os.chdir(directory)
     except OSError as error:
         raise NotFoundError(
-            f"import --resume: enter {directory}, where the import of {found[0].name} began: "
+            f"import --resume: enter {directory}, where the import of {found.name} began: "
             f"{error.strerror}"
         ) from error
     return {**command, "arguments": [*command["arguments"][:-1], volume_uri]}
@@ -410,6 +435,7 @@ def _report(report: ImportReport, *, appended: bool, json: bool) -> None:
                 "skipped": dict(report.skipped),
                 "empty_directories": report.empty_directories,
                 "bad_records": asdict(report.bad),
+                "warnings": list(report.warnings),
             },
             result=True,
         )

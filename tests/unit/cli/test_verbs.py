@@ -292,6 +292,36 @@ def test_import_goes_on_or_is_abandoned(run, tmp_path, monkeypatch) -> None:
     assert "got none" in run("import", "--resume", members).err
 
 
+def test_the_second_pass_goes_on_without_the_source(run, volume, tmp_path, monkeypatch) -> None:
+    def fail(_writer: StepWriter) -> bool:
+        raise DeviceError("the network is down", errno.EIO)
+
+    write_files(tmp_path / "made", {f"{number}": bytes(5_000) for number in range(40)})
+    archive = tmp_path / "x.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(tmp_path / "made", ".")
+    monkeypatch.setattr(StepWriter, "_pack_again", fail)
+    failed = run("import", archive, volume, "-n", "x", "--step", "100KiB")
+    assert "40 samples, 195.3 KiB, are kept as an unfinished import" in failed.err
+    monkeypatch.undo()
+    archive.unlink()
+    (info,) = run("info", volume, "--json").json["unfinished"]
+    assert (info["sample_count"], info["packed_again"]) == (40, 0)
+    assert b"second pass" in run("info", volume).out
+    done = run("import", "--resume", volume)
+    assert "going on with the second pass of x" in done.err
+    assert "imported x@1: 40 samples (40 were there)" in done.err
+    assert run("verify", volume).code == 0
+
+
+def test_one_pass_is_an_option_of_an_import(run, volume, tmp_path) -> None:
+    write_files(tmp_path / "made", {f"{number}": bytes(5_000) for number in range(40)})
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as packed:
+        packed.add(tmp_path / "made", ".")
+    done = run("import", tmp_path / "x.tar.gz", volume, "-n", "x", "--one-pass", "--json")
+    assert (done.code, done.json["warnings"]) == (0, [])
+
+
 def test_a_command_is_kept_without_secrets(run, volume, tmp_path, monkeypatch) -> None:
     def fail(_writer: StepWriter) -> None:
         raise DeviceError("the network is down", errno.EIO)

@@ -67,7 +67,7 @@ def test_fields_lie_where_the_specification_says(catalog: Catalog) -> None:
     )  # fmt: skip
     assert struct.unpack_from("<8Q", raw, RUNS) == (1, 2, 9, 1, 5, 2, 3, 1)
     assert struct.unpack_from("<6Q", raw, RUNS + 64) == (4, 1, 7, 2, 10, 116)
-    tags = struct.pack("<HHI8sHHI", 3, 0, 5, b"hello", 65535, 0, 0)
+    tags = struct.pack("<HHI8sHHI", 4, 0, 5, b"hello", 65535, 0, 0)
     assert raw[TEXT:] == b"digits" + tags + b"digits"
 
 
