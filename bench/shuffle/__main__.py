@@ -17,6 +17,7 @@ from bench.progress import Stretch
 from bench.shuffle import cost, training
 from bench.shuffle.measures import Quality, batches_of, class_variance, measure, sorted_labels
 from bench.shuffle.orders import TINY, Buffered, Order, Shuffled, Size, Stored
+from bench.shuffle.packing import packings
 from bench.shuffle.report import Findings, make_report
 from dlfs.epoch.options import WINDOW_CHUNKS
 
@@ -96,12 +97,14 @@ def find(size: Size, folder: Path) -> Findings:
     with cost.volume_of(folder, 8 * budget) as volume:
         windows = [budget * eighths // 8 for eighths in (2, 4, 8, 12, 16, 32, 64)]
         shares = cost.read_shares(volume, budget, windows)
+    packed = packings(folder, size)
     return Findings(
         size,
         quality={order.label: measured(stored, order, size) for order in orders},
         variances=variances_of(stored, size),
         curves=trained(size),
         shares=shares,
+        packings=packed,
     )
 
 

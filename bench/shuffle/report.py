@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from bench.report import Report, Table
 from bench.shuffle.measures import Quality
 from bench.shuffle.orders import Size
+from bench.shuffle.packing import WINDOWS, Packing
 
 QUALITY_COLUMNS = {
     "Spearman": "spearman",
@@ -38,6 +39,7 @@ class Findings:
         variances: class variance by batch size, then by window.
         curves: accuracy of each order after each epoch, float64[seeds, epochs].
         shares: bytes read over bytes of samples, by window.
+        packings: measures of datasets that were imported class by class, by the import.
     """
 
     size: Size
@@ -45,6 +47,7 @@ class Findings:
     variances: dict[int, dict[int, float]]
     curves: dict[str, NDArray[np.float64]]
     shares: dict[int, float]
+    packings: dict[str, Packing]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the results as plain values."""
@@ -57,6 +60,7 @@ class Findings:
             },
             "class_variance": self.variances,
             "accuracy": {order: curve.tolist() for order, curve in self.curves.items()},
+            "packing": {name: asdict(found) for name, found in self.packings.items()},
             "bytes_read": {"budget_chunks": self.size.budget_chunks, "by_window": self.shares},
         }
 
@@ -103,6 +107,10 @@ def make_report(facts: Mapping[str, Any], findings: Findings) -> Report:
     ]
     shares = [(f"{window:,}", f"{share:.2f}") for window, share in findings.shares.items()]
     window = "window, chunks"
+    packed = [
+        [name, *(_short(value) for value in asdict(found).values())]
+        for name, found in findings.packings.items()
+    ]
     report = Report("shuffle", "Shuffle quality", facts, findings.to_dict())
     report.add(
         quality_table(title, findings.quality),
@@ -112,6 +120,17 @@ def make_report(facts: Mapping[str, Any], findings: Findings) -> Report:
             variances,
         ),
         curve_table("Accuracy, %: digits stored class by class", findings.curves),
+        Table(
+            f"Imported class by class, {WINDOWS} windows; chunk shuffle by a sixteenth of the data",
+            (
+                "shuffled",
+                "class variance of a chunk",
+                "of a batch",
+                "variance of the windows in a batch",
+                "pairs of neighbours in the source",
+            ),
+            packed,
+        ),
         Table(
             f"Bytes read, memory for {size.budget_chunks} chunks",
             (window, "bytes read over bytes of samples"),
