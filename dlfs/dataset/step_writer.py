@@ -359,11 +359,11 @@ class StepWriter:
             first = chosen.stop
             is_complete = first == len(paths)
             if is_complete:
-                self._note_cursor(cursor)
+                self.note_cursor(cursor)
             if self._is_full(writer):
                 self._commit_step(writer)
 
-    def _note_cursor(self, value: Mapping[str, Any] | None) -> None:
+    def note_cursor(self, value: Mapping[str, Any] | None) -> None:
         """Take note of a cursor of the source after all samples so far, unless it is too long."""
         if value is not None:
             cursor = Cursor(value, self.source_count)
@@ -395,7 +395,7 @@ class StepWriter:
         """
         self.source_count += count
         self.bad_so_far = bad
-        self._note_cursor(cursor)
+        self.note_cursor(cursor)
         at_cursor = self.cursor is None or self.cursor.count == self.source_count
         if self._writer is not None and at_cursor and self._is_full(self._writer):
             self._commit_step(self._writer)
@@ -449,6 +449,11 @@ class StepWriter:
     def add_directory(self, path: PathLike) -> None:
         """Add a directory; see ``DatasetWriter.add_directory``. The seal reports what is wrong."""
         self._directories.append(path)
+
+    def end_step(self) -> None:
+        """Commit the samples so far as a step, if the present one has any."""
+        if self._writer is not None and self._writer.new_count:
+            self._commit_step(self._writer)
 
     def _commit_step(self, writer: DatasetWriter, *tags: tuple[int, bytes]) -> None:
         writer.bad, origin = self.bad_so_far, _encode_origin(self.origin)

@@ -44,6 +44,15 @@ class BlockAdder:
             TooManyBadError: more records are bad than allowed.
             DlfsError: as ``DatasetWriter.add_batch``.
         """
+        if not block.paths and not block.attributes:
+            if isinstance(self._writer, StepWriter):
+                if self._bad.are_allowed:
+                    self._writer.end_block(0, block.cursor, self._bad.report_since_opening())
+                else:
+                    self._writer.note_cursor(block.cursor)
+                if block.ends_step:
+                    self._writer.end_step()
+            return 0, 0
         if not self._bad.are_allowed:
             return self._add(block)
         new = choose_samples(block, self._find_new(block.paths))

@@ -156,6 +156,9 @@ class AttributedSource(WrappedSource):
         """Yield the source's blocks with the attributes of all rules; see ``Source.blocks``."""
         with closing(self._source.blocks(layout=layout, seed=seed)) as blocks:
             for read in blocks:
+                if not read.paths and not read.attributes:
+                    yield read
+                    continue
                 block = read if self._is_known is None else without_known(read, self._is_known)
                 self.left_out += len(read.paths) - len(block.paths)
                 found = [block]

@@ -214,6 +214,8 @@ class BadRecords:
         Raises:
             TooManyBadError: there are more bad records than allowed.
         """
+        if getattr(self._holder, "ignores", False):
+            return
         held: _Held | None = getattr(self._holder, "held", None)
         with self._lock:
             if held is not None:
@@ -248,6 +250,15 @@ class BadRecords:
             for reasons, records in held:
                 self._held -= sum(reasons.values())
                 self._add(reasons, records)
+
+    @contextmanager
+    def ignore(self) -> Iterator[None]:
+        """Do not count the bad records that this thread adds meanwhile: they count already."""
+        self._holder.ignores = True
+        try:
+            yield
+        finally:
+            del self._holder.ignores
 
     def take_new(self) -> tuple[dict[str, int], list[BadRecord]]:
         """Return the bad records since the last call, for ``add`` in another process."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,15 @@ from uuid import UUID
 
 import numpy as np
 
-from dlfs.base.arguments import Layout
+from dlfs.base.arguments import Layout, check_integer
 from dlfs.base.closing import closed_on_error
+from dlfs.base.units import GIB, format_bytes
 from dlfs.base.wording import join_words
 from dlfs.dataset.step_writer import STEP_BYTES, StepWriter
 from dlfs.dataset.writer import DatasetWriter
 from dlfs.errors import NotFoundError, UsageError
 from dlfs.format.bad_records import BadReport
+from dlfs.format.constants import ADDRESS_MAX
 from dlfs.ingest.adding import BlockAdder
 from dlfs.ingest.bad_records import BadRecords, SkipBad, opening
 from dlfs.ingest.containers import warn_of_containers
@@ -32,8 +35,9 @@ from dlfs.ingest.files import FilesSource
 from dlfs.ingest.isolation.source import IsolatedSource
 from dlfs.ingest.patterns import expand
 from dlfs.ingest.progress import Meter, ProgressCallback, second_pass_meter
+from dlfs.ingest.records import find_shards
 from dlfs.ingest.registry import AUTO, FORMATS, STDIN, find_format, make_options, recognise
-from dlfs.ingest.remote.source import SpooledSource
+from dlfs.ingest.remote.source import ArrivingFiles, ArrivingShards, SpooledSource
 from dlfs.ingest.remote.spool import Spool
 from dlfs.ingest.remote.urls import is_url
 from dlfs.ingest.source import (
@@ -53,6 +57,12 @@ LIST = "list"
 
 LISTING = ("folder", "imagefolder", "zarr")
 """Formats that check each file in a folder themselves."""
+
+FILES = ("folder", "imagefolder")
+"""Formats whose samples are whole files."""
+
+SPOOL_BYTES = 4 * GIB
+"""Most bytes of local copies of remote objects, unless the caller says otherwise."""
 
 SKIPPED, EMPTY = "skipped", "empty_directories"
 """What the second pass keeps of the source: entries left out by reason, and empty directories."""
@@ -85,12 +95,14 @@ def open_source(
     format_name: str = AUTO,
     options: Mapping[str, object] | None = None,
     spool: str | os.PathLike[str] | None = None,
+    spool_bytes: int | None = None,
     fetch_progress: ProgressCallback | None = None,
     skip_bad: int | str | None = None,
 ) -> Source:
     """Open the source that paths name: a folder, archives, or files of a format.
 
-    The objects that URLs name (``s3://bucket/train``) are fetched first; see ``ingest.remote``.
+    The objects that URLs name (``s3://bucket/train``) are fetched first, or while they are imported
+    if they are more than ``spool_bytes``; see ``ingest.remote``.
 
     Args:
         paths: one path or URL, or several of one format. ``train-{000000..000099}.tar`` and globs
@@ -100,6 +112,9 @@ def open_source(
         options: options of the format, by name.
         spool: directory for local copies of what URLs name; by default ``dlfs/spool`` in the
             user's cache directory. ``import_dataset`` deletes the copies.
+        spool_bytes: most bytes of these copies, > 0; a larger object is the only one. Objects of
+            files that a format reads together are all copied; that they are more is then an error.
+            By default ``SPOOL_BYTES``, and such objects are copied anyway.
         fetch_progress: called when an object has been fetched.
         skip_bad: bad records that the import may leave out: a number, or a share of all records
             such as ``0.1%``; by default the first one is an error. See ``ingest.bad_records``.
@@ -113,36 +128,93 @@ def open_source(
     """
     limit = None if skip_bad is None else SkipBad.parse(skip_bad)
     with opening(BadRecords(limit)):
-        return _open_source(paths, format_name, options, spool, fetch_progress)
+        given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        texts = [os.fspath(path) for path in given]
+        urls = [text for text in texts if is_url(text)]
+        if not urls:
+            return _open_local(texts, format_name, options or {})
+        if spool_bytes is not None:
+            check_integer(spool_bytes, 1, ADDRESS_MAX, option="spool_bytes", action="import")
+        copies = Spool(urls, None if spool is None else os.fspath(spool))
+        with closed_on_error(copies):
+            with copies.note_on_error(), copies.named():
+                copies.find()
+                source = _open_arriving(copies, texts, format_name, options or {}, spool_bytes)
+            if source is None:
+                source = _open_copied(copies, texts, format_name, options or {}, fetch_progress)
+            return source
 
 
-def _open_source(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+def _open_arriving(
+    copies: Spool,
+    texts: Sequence[str],
     format_name: str,
-    options: Mapping[str, object] | None,
-    spool: str | os.PathLike[str] | None,
+    options: Mapping[str, object],
+    spool_bytes: int | None,
+) -> Source | None:
+    """Open a source whose objects are fetched while they are imported; None to fetch them before.
+
+    Raises:
+        UsageError: all objects have to be fetched before, and are more than the caller allows.
+    """
+    limit_bytes = SPOOL_BYTES if spool_bytes is None else spool_bytes
+    if copies.size_bytes <= limit_bytes:
+        return None
+    copies.prepare(limit_bytes)
+    paths = [*chain.from_iterable(copies.copies[text] for text in texts if is_url(text))]
+    row = None
+    if all(map(is_url, texts)):
+        with suppress(UsageError):  # what has no known name is known when it was fetched
+            row = recognise(paths) if format_name == AUTO else find_format(format_name)
+    fingerprint = fingerprint_of(format_name, dict(options), copies.fingerprint)
+    source: Source | None = None
+    if row is not None and row.name in FILES:
+        source = _open_local(paths, row.name, options, are_copies=True)
+        assert isinstance(source, FilesSource)
+        source.arrivals = ArrivingFiles(copies, limit_bytes)
+    elif row is not None and row.by_file:
+        shards = copies.objects_of(find_shards(row, paths))
+        if shards is None or len(shards) == 1:
+            return None
+        make_options(row, options)
+        open_shard = partial(_open_shard, row.name, options)
+        source = ArrivingShards(copies, limit_bytes, shards, open_shard, fingerprint)
+    elif spool_bytes is not None:
+        what = "these objects" if row is None else f"objects of format {row.name}"
+        raise UsageError(
+            f"import {copies.show(paths[0])}: expected at least {format_bytes(copies.size_bytes)} "
+            f"for local copies, as {what} are fetched before they are read, got spool_bytes = "
+            f"{format_bytes(spool_bytes)}"
+        )
+    if source is None:
+        return None
+    spooled = SpooledSource(source, copies)
+    spooled.fingerprint = fingerprint
+    return spooled
+
+
+def _open_shard(format_name: str, options: Mapping[str, object], path: str) -> Source:
+    return _open_local([path], format_name, options, are_copies=True)
+
+
+def _open_copied(
+    copies: Spool,
+    texts: Sequence[str],
+    format_name: str,
+    options: Mapping[str, object],
     fetch_progress: ProgressCallback | None,
 ) -> Source:
-    """Open the source that paths name; see ``open_source``."""
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    texts = [os.fspath(path) for path in given]
-    urls = [text for text in texts if is_url(text)]
-    if not urls:
-        return _open_local(texts, format_name, options or {})
-    copies = Spool(urls, None if spool is None else os.fspath(spool))
-    with closed_on_error(copies):
-        with copies.note_on_error(), copies.named():
-            copies.fetch(fetch_progress)
-        with copies.named():
-            local = [copies.copies[text] if is_url(text) else [text] for text in texts]
-            source = _open_local(
-                [*chain.from_iterable(local)], format_name, options or {}, are_copies=True
-            )
+    """Fetch all objects, and open the source of their copies and of local files beside them."""
+    with copies.note_on_error(), copies.named():
+        copies.fetch(fetch_progress)
+    with copies.named():
+        local = [copies.copies[text] if is_url(text) else [text] for text in texts]
+        source = _open_local([*chain.from_iterable(local)], format_name, options, are_copies=True)
     spooled = SpooledSource(source, copies)
     if source.fingerprint is not None:  # that of copies changes when they are fetched again
         beside = [path for text in texts if not is_url(text) for path in expand(text)]
         spooled.fingerprint = fingerprint_of(
-            format_name, dict(options or {}), copies.fingerprint, paths=beside
+            format_name, dict(options), copies.fingerprint, paths=beside
         )
     return spooled
 

@@ -35,7 +35,7 @@ from dlfs.format.journal import Cursor
 from dlfs.ingest.archives.ranges import RangeReader
 from dlfs.ingest.bad_records import BadRecords, RecordError, current
 from dlfs.ingest.order import indexed_blocks, packing_order, position_after
-from dlfs.ingest.registry import find_format
+from dlfs.ingest.registry import Format, find_format
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     BUFFER_BYTES,
@@ -389,6 +389,25 @@ def text_path(text: bytes, where: str) -> bytes:
     if not path:
         raise FormatError(f"{where}: expected a path, got {show(text)!r}")
     return path
+
+
+def find_shards(row: Format, paths: Sequence[str]) -> list[str]:
+    """Return the files of a format of which each is opened alone; see ``Format.by_file``.
+
+    Args:
+        row: row of the format.
+        paths: paths of files and folders.
+
+    Raises:
+        UsageError: a folder has no file of the format, or two files would have samples of one path.
+    """
+    if row.name in ("tar", "zip"):
+        return list(paths)
+    if row.name == "webdataset":
+        return files_of(paths, "tar", noun="an archive")
+    files = files_of(paths, row.name, noun=f"a file of format {row.name}")
+    shard_prefixes(files, row.suffixes)
+    return files
 
 
 def files_of(paths: Sequence[str], format_name: str, *, noun: str) -> list[str]:

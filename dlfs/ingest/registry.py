@@ -94,6 +94,8 @@ class Format:
     """Extra of this package that the format needs; None if dlfs alone is enough."""
     streams: bool = False
     """True if standard input, ``-``, can be a source of it."""
+    by_file: bool = False
+    """True if each file can be opened alone, and has the same samples as among others."""
     isolated: bool = False
     """True if it is read in a separate process, because damaged files can crash its library."""
 
@@ -110,7 +112,7 @@ FORMATS = (
             "*.tar", "*.tar.gz", "*.tgz", "*.tar.bz2", "*.tbz2", "*.tar.xz", "*.txz", "*.tar.zst",
             "*.tzst",
         ),
-        streams=True,
+        streams=True, by_file=True,
     ),
     Format(
         "tfrecord", "TFRecord files, also of tf.train.Examples", ".tfrecord.source:TfRecordOptions",
@@ -119,25 +121,26 @@ FORMATS = (
             "*.tfrecords", "*.tfrecords.gz", "*.tfrecords.zlib", "*.tfrecords-*-of-*",
             "*.tfrec", "*.tfrec.gz", "*.tfrec.zlib",
         ),
+        by_file=True,
     ),
     Format(
         "arrayrecord", "ArrayRecord files, also of tf.train.Examples",
-        ".array_record:ArrayRecordOptions", extra="arrayrecord", isolated=True,
+        ".array_record:ArrayRecordOptions", extra="arrayrecord", isolated=True, by_file=True,
         names=("*.array_record", "*.array_record-*-of-*", "*.arrayrecord"),
     ),
     Format(
         "parquet", "Parquet files, a row a sample", ".arrow:ParquetOptions", extra="arrow",
-        isolated=True,
+        isolated=True, by_file=True,
         names=("*.parquet", "*.parq", "*.pq"), magic=((0, b"PAR1"), (0, b"PARE")),
     ),
     Format(
         "arrow", "Arrow IPC files and streams, Feather, a row a sample", ".arrow:ArrowOptions",
         names=("*.arrow", "*.arrows", "*.ipc", "*.feather"), magic=((0, b"ARROW1"),), extra="arrow",
-        isolated=True,
+        isolated=True, by_file=True,
     ),
     Format(
         "jsonl", "JSON Lines, an object a sample", ".arrow:JsonLinesOptions", extra="arrow",
-        isolated=True,
+        isolated=True, by_file=True,
         names=(
             "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.ndjson", "*.ndjson.gz", "*.ndjson.zst",
         ),
@@ -172,7 +175,10 @@ FORMATS = (
         names=("*.npy",), magic=((0, b"\x93NUMPY"),),
     ),
     Format("npz", "NumPy's NPZ archives", ".npy:NpzOptions", names=("*.npz",)),
-    Format("zip", "ZIP archives, every member a sample", ".zip:ZipOptions", names=("*.zip",)),
+    Format(
+        "zip", "ZIP archives, every member a sample", ".zip:ZipOptions", names=("*.zip",),
+        by_file=True,
+    ),
     Format(
         "lmdb", "an LMDB environment, a key a sample", ".lmdb:LmdbOptions",
         names=("*.lmdb", "*.mdb"), magic=((16, b"\xde\xc0\xef\xbe"),), marks=("data.mdb",),
@@ -183,7 +189,7 @@ FORMATS = (
     ),
     Format(
         "webdataset", "WebDataset shards, with members as attributes of others of their key",
-        ".webdataset:WebDatasetOptions", streams=True,
+        ".webdataset:WebDatasetOptions", streams=True, by_file=True,
     ),
     Format(
         "list", "a list of files: text with a path a line, or CSV or TSV with attributes",

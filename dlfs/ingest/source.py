@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from errno import EIO, ESTALE
 from typing import Any, Literal, Protocol
 
@@ -45,6 +45,8 @@ LinkPolicy = Literal["follow", "skip", "error"]
 PATH_COLUMNS = ("path", "file_name", "filename")
 """Names under which a table's column of sample paths is found, unless the caller names it."""
 
+_UNUSED = " that is not used: "
+
 STDIN_SHOWN = "standard input"
 """Name of standard input in messages."""
 BUFFER_BYTES = 32 * MIB
@@ -71,6 +73,8 @@ class SampleBlock:
         cursor: position in the source after these samples and all before them, in the source's own
             terms, from which ``Source.seek`` can go on: a dictionary of JSON, at most
             ``CURSOR_BYTES_MAX`` long (a longer one is passed over). None if there is none here.
+        ends_step: True for a block without samples, behind which a step of the import ends, if it
+            has steps: when the source is asked for the next block, all before it are committed.
     """
 
     paths: list[bytes]
@@ -79,6 +83,15 @@ class SampleBlock:
     lengths: Int64Array
     attributes: Mapping[str, Array] = field(default_factory=dict)
     cursor: Mapping[str, Any] | None = None
+    ends_step: bool = False
+
+    @classmethod
+    def empty(
+        cls, cursor: Mapping[str, Any] | None = None, *, ends_step: bool = False
+    ) -> SampleBlock:
+        """Return a block without samples."""
+        nothing = np.zeros(0, np.int64)
+        return cls([], nothing.view(np.uint8), nothing, nothing, {}, cursor, ends_step)
 
     def behind(self, count: int) -> SampleBlock:
         """Return the samples behind the first ``count``, and of the data what they need."""
@@ -90,12 +103,12 @@ class SampleBlock:
 
 
 def without_first(blocks: Iterable[SampleBlock], count: int) -> Generator[SampleBlock, None, None]:
-    """Yield the blocks without their first ``count`` samples."""
+    """Yield the blocks without their first ``count`` samples, and without the cursors in these."""
     for block in blocks:
         left = min(count, len(block.paths))
         count -= left
         if not left:
-            yield block
+            yield replace(block, cursor=None) if count else block
         elif left < len(block.paths):
             yield block.behind(left)
 
@@ -508,7 +521,14 @@ def check_attribute_names(names: Iterable[str], where: str) -> None:
 
 def left_out_names(noun: str, names: Sequence[str]) -> dict[str, int]:
     """Return the reason why columns or the like are left out: by choice; it has their names."""
-    return {f"{noun} that is not used: {', '.join(names)}": len(names)} if names else {}
+    return {f"{noun}{_UNUSED}{', '.join(names)}": len(names)} if names else {}
+
+
+def add_skipped(total: Counter[str], more: Mapping[str, int]) -> None:
+    """Add the entries that a file of several left out; columns of all files count once."""
+    for reason, count in more.items():
+        is_column = reason.startswith(f"column{_UNUSED}")
+        total[reason] = max(total[reason], count) if is_column else total[reason] + count
 
 
 def keep_link(policy: LinkPolicy, where: str, skipped: Counter[str]) -> bool:

@@ -119,6 +119,7 @@ def import_dataset(
     skip_existing: Annotated[bool, typer.Option("--skip-existing")] = False,
     skip_bad: Annotated[str | None, typer.Option(metavar="N|P%")] = None,
     spool: Annotated[str | None, typer.Option(metavar="DIR")] = None,
+    spool_bytes: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
     step: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
     one_pass: Annotated[bool, typer.Option("--one-pass")] = False,
     resume: Annotated[bool, typer.Option("--resume")] = False,
@@ -165,6 +166,9 @@ def import_dataset(
             default the first bad record ends the import.
         spool: Directory for local copies of what URLs name, until the dataset is sealed; an
             interrupted import goes on with them. By default in the user's cache directory.
+        spool_bytes: Most bytes of these copies: 4GiB. More objects are imported while they are
+            fetched, and a copy is deleted when its samples are committed; files that their format
+            reads together are all copied.
         step: Bytes of samples after which the progress is committed: 2GiB. 0: only at the end.
         one_pass: Shuffle within 256 MiB only, for a source that is shuffled already. By default a
             larger source that has to be read in its own order, such as an archive, is packed a
@@ -208,6 +212,7 @@ def _resume(uri: str, name: str | None, *, json: bool) -> None:
             note(f"going on with the second pass of {found.name}")
             with progress_bar(f"import {found.name}") as bar:
                 report = finish_import(volume, found.name, bar.show)
+            _delete_copies(found.origin)
             _report(report, appended=False, json=json)
             return
     _run(_kept_command(found, volume_uri), json=json)
@@ -297,11 +302,24 @@ def _check_alone(
 def _abandon(name: str, uri: str, *, json: bool) -> None:
     with open_devices(uri, "abandon an import into") as volume:
         info = volume.abandon(name)
+    _delete_copies(info.origin)
     if json:
         print_json({"abandoned": asdict(info)}, result=True)
     size = human_size(info.stored_bytes)
     count = human_samples(info.sample_count)
     note(f"abandoned the import of {info.name}: {count}, {size} are free now")
+
+
+def _delete_copies(origin: Mapping[str, Any]) -> None:
+    """Delete what an abandoned import has fetched on this machine, unless it still runs."""
+    from dlfs.ingest.remote.spool import delete_copies
+    from dlfs.ingest.remote.urls import is_url
+
+    command = origin.get("command")
+    if isinstance(command, dict) and (urls := [*filter(is_url, command["arguments"][:-1])]):
+        spool = command["spool"]
+        with suppress(DlfsError):
+            delete_copies(urls, spool and os.path.join(origin["directory"], spool))
 
 
 def _only_unfinished(volume: Volume, uri: str, name: str | None) -> UnfinishedInfo:
@@ -397,6 +415,7 @@ def _open_source(
             format_name=format_name,
             options=options,
             spool=command["spool"],
+            spool_bytes=parse_size(command.get("spool_bytes")),
             fetch_progress=bar.show,
             skip_bad=command.get("skip_bad"),
         )

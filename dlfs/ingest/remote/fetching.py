@@ -6,6 +6,10 @@ whatever the size of an object. The thread that completes an object reads the fi
 the page cache: for its CRC32C, which goes into the manifest, and for the digests that the store
 gives. If a digest differs, the object is fetched once more.
 
+A bound on the copies keeps the objects in their order: the next one is begun when the copies that
+were begun before, and that the caller has not released since, leave room for it. An object that is
+larger than the bound is fetched when there is no other copy.
+
 A request that fails for a temporary reason is repeated after a random, growing delay. The first
 other error ends all threads, each after its present request.
 """
@@ -13,15 +17,15 @@ other error ends all threads, each after its present request.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import as_completed
+import threading
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from dlfs._native.checksums import crc32c
 from dlfs._native.handle import Descriptor
 from dlfs.base.forks import Event, Lock
 from dlfs.base.threads import ThreadPool
-from dlfs.errors import ChecksumError
+from dlfs.errors import ChecksumError, ClosedError
 from dlfs.ingest.progress import Meter
 from dlfs.ingest.remote.digests import Digests, compute, file_crc
 from dlfs.ingest.remote.failures import IncompleteError, disk_errors, with_retries
@@ -30,6 +34,9 @@ from dlfs.ingest.remote.stores import RemoteObject, Store
 
 REQUESTS = 16
 """Most requests in flight, and so the number of threads."""
+
+DISK_BLOCK_BYTES = 4096
+"""Unit in which file systems give space to files, in bytes."""
 
 _FETCHES_MAX = 2
 """Most times that an object whose digest differs is fetched."""
@@ -45,12 +52,18 @@ class Fetch:
     part: str
     target: str
 
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes that the copy takes on the disk."""
+        return -(-self.item.size_bytes // DISK_BLOCK_BYTES) * DISK_BLOCK_BYTES
+
 
 class _Open:
     """An object whose file is open; ``pieces_left`` reaches 0 when all its bytes are there."""
 
-    def __init__(self, fetch: Fetch) -> None:
+    def __init__(self, fetch: Fetch, number: int) -> None:
         self.fetch = fetch
+        self.number = number
         self.lock = Lock()
         self.digests: Digests = dict(fetch.item.digests)
         self.pieces_left = 0
@@ -70,63 +83,135 @@ class Fetcher:
         fetches: the objects; their folders exist.
         manifest: manifest that records complete pieces and objects.
         meter: counts the objects that are complete.
+        limit_bytes: most bytes of copies that are not released; None without a bound.
+        complete: keys of objects that are there already.
     """
 
-    def __init__(self, fetches: Sequence[Fetch], manifest: Manifest, meter: Meter) -> None:
+    def __init__(
+        self,
+        fetches: Sequence[Fetch],
+        manifest: Manifest,
+        meter: Meter,
+        *,
+        limit_bytes: int | None = None,
+        complete: Collection[str] = (),
+    ) -> None:
         self._fetches = fetches
         self._manifest = manifest
         self._meter = meter
-        self._lock = Lock()
+        self._limit_bytes = limit_bytes
+        self._complete = complete
+        self._changed = threading.Condition(Lock())  # of all below, and the open files
         self._stop = Event()
+        self._error: BaseException | None = None
         self._open: set[_Open] = set()
-        self._tasks = self._all_tasks()
+        self._tasks: Iterator[_Task] = iter(())
+        self._next = 0
+        self._used_bytes = 0
+        self._is_there = bytearray(len(fetches))
+        self._there_count = 0
+        self._pool: ThreadPool | None = None
 
     def run(self) -> None:
-        """Fetch all objects.
+        """Fetch all objects; see ``wait``."""
+        self.start()
+        self.wait(len(self._fetches))
+
+    def start(self) -> None:
+        """Start the threads."""
+        pieces = sum(len(list(_pieces(one.item))) or 1 for one in self._fetches[:REQUESTS])
+        self._pool = ThreadPool(REQUESTS, thread_name_prefix="dlfs-fetch")
+        for _ in range(max(1, min(REQUESTS, pieces))):
+            self._pool.submit(self._work)
+
+    def wait(self, count: int) -> None:
+        """Wait until the first objects are complete.
+
+        Args:
+            count: number of these objects.
 
         Raises:
+            ClosedError: another thread has closed this object.
             ChecksumError: an object does not have the digest that its store gives.
             TruncatedError: the bodies of responses end too early, again and again.
             DeviceError: an object changed, or a store refuses or cannot be reached.
             OSError: a file cannot be written.
         """
-        with ThreadPool(REQUESTS, thread_name_prefix="dlfs-fetch") as executor:
-            try:
-                pieces = sum(len(list(_pieces(one.item))) or 1 for one in self._fetches)
-                threads = range(max(1, min(REQUESTS, pieces)))
-                for future in as_completed([executor.submit(self._work) for _ in threads]):
-                    future.result()
-            finally:
-                self._stop.set()
+        with self._changed:
+            self._changed.wait_for(lambda: self._there_count >= count or self._stop.is_set())
+            if self._error is not None:
+                raise self._error
+            if self._there_count < count:
+                raise ClosedError("fetch objects: the import has ended")
+
+    def release(self, size_bytes: int) -> None:
+        """Take note that the caller has deleted copies of so many bytes on the disk."""
+        with self._changed:
+            self._used_bytes -= size_bytes
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """End all waits, and the threads after their present requests."""
+        with self._changed:
+            self._stop.set()
+            self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the files of objects that are not complete."""
+        """End the threads, and close the files of objects that are not complete."""
+        self.cancel()
+        if self._pool is not None:
+            self._pool.shutdown()
         while self._open:
             self._open.pop().file.close()
 
     def _work(self) -> None:
         try:
-            while not self._stop.is_set():
-                with self._lock:
-                    task = next(self._tasks, None)
-                if task is None:
-                    return
+            while (task := self._next_task()) is not None:
                 self._run_task(*task)
-        except BaseException:
-            self._stop.set()
-            raise
+        except BaseException as error:  # noqa: BLE001 - which ``wait`` raises
+            with self._changed:
+                self._error = self._error or error
+            self.cancel()
 
-    def _all_tasks(self) -> Iterator[_Task]:
-        """Yield the pieces to fetch, in order; an object's file is opened for its first piece."""
-        for fetch in self._fetches:
-            opened = _Open(fetch)
-            opened.digests.update(self._manifest.digests(fetch.key))
-            self._open.add(opened)
-            missing = list(self._missing(opened))
-            if not missing:  # it is empty, or was complete but for its record
-                missing = [(0, 0)]
-            opened.pieces_left = len(missing)
-            yield from ((opened, first, last) for first, last in missing)
+    def _next_task(self) -> _Task | None:
+        """Return the next piece to fetch, in order, when there is room for its object."""
+        with self._changed:
+            while not self._stop.is_set():
+                if task := next(self._tasks, None):
+                    return task
+                if self._next == len(self._fetches):
+                    return None
+                fetch = self._fetches[self._next]
+                used_bytes = self._used_bytes + fetch.disk_bytes
+                if self._limit_bytes is None or used_bytes <= max(
+                    self._limit_bytes, fetch.disk_bytes
+                ):
+                    self._used_bytes = used_bytes
+                    self._begin(fetch)
+                else:
+                    self._changed.wait()
+            return None
+
+    def _begin(self, fetch: Fetch) -> None:
+        """Begin the next object: open its file, and find the pieces to fetch."""
+        number, self._next = self._next, self._next + 1
+        if fetch.key in self._complete:
+            self._note_complete(number)
+            return
+        opened = _Open(fetch, number)
+        opened.digests.update(self._manifest.digests(fetch.key))
+        self._open.add(opened)
+        missing = list(self._missing(opened))
+        if not missing:  # it is empty, or was complete but for its record
+            missing = [(0, 0)]
+        opened.pieces_left = len(missing)
+        self._tasks = iter([(opened, first, last) for first, last in missing])
+
+    def _note_complete(self, number: int) -> None:
+        self._is_there[number] = True
+        end = self._is_there.find(0, self._there_count)
+        self._there_count = len(self._is_there) if end < 0 else end
+        self._changed.notify_all()
 
     def _missing(self, opened: _Open) -> Iterator[tuple[int, int]]:
         """Yield the pieces that no earlier run has fetched, or that are damaged since."""
@@ -201,10 +286,11 @@ class Fetcher:
         facts = {"url": item.shown, "bytes": item.size_bytes, "version": item.version}
         self._manifest.append(fetch.key, **facts, crc32c=crc)
         os.rename(fetch.part, fetch.target)
-        with self._lock:
+        with self._changed:
             self._open.discard(opened)
             opened.file.close()
             self._meter.add(1, item.size_bytes)
+            self._note_complete(opened.number)
 
 
 def _pieces(item: RemoteObject) -> Iterator[tuple[int, int]]:

@@ -41,6 +41,8 @@ class Manifest:
     def __init__(self, path: str) -> None:
         self.objects: dict[str, int] = {}
         """CRC32C of each complete object, by key."""
+        self.facts: dict[str, dict[str, Any]] = {}
+        """What an import has found in each object that it has read, by key."""
         self._pieces: dict[str, dict[int, int]] = {}
         self._digests: dict[str, dict[str, str]] = {}
         self._lock = Lock()
@@ -52,8 +54,8 @@ class Manifest:
 
     @property
     def is_empty(self) -> bool:
-        """True if no object or piece is recorded."""
-        return not self.objects and not self._pieces
+        """True if nothing is recorded that an import can use."""
+        return not self.objects and not self._pieces and not self.facts
 
     def digests(self, key: str) -> dict[str, str]:
         """Return the digests that came with the complete pieces of an incomplete object."""
@@ -76,7 +78,9 @@ class Manifest:
             key: key of the object.
             record: ``piece``, ``crc32c`` and ``digests`` of a piece whose bytes are in the object's
                 file: its offset, and digests of the object; ``dropped`` if the pieces are not what
-                the store says; or ``crc32c`` and more of an object all of whose bytes are there.
+                the store says, or the copy is deleted; ``facts``, what an import has found in the
+                object, values of JSON; or ``crc32c`` and more of an object all of whose bytes are
+                there.
         """
         record = {"object": key, **record}
         with self._lock:
@@ -98,11 +102,15 @@ class Manifest:
 
     def _take(self, record: dict[str, Any]) -> None:
         key = str(record["object"])
+        if "facts" in record:
+            self.facts[key] = record["facts"]
+            return
         if "piece" in record:
             self._pieces.setdefault(key, {})[int(record["piece"])] = int(record["crc32c"])
             self._digests.setdefault(key, {}).update(record.get("digests", {}))
             return
         self._pieces.pop(key, None)
         self._digests.pop(key, None)
+        self.objects.pop(key, None)
         if "dropped" not in record:
             self.objects[key] = int(record["crc32c"])

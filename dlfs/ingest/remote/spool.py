@@ -10,10 +10,13 @@ An import that fails or is killed leaves the folder. The same import then lists 
 compares what it has with the manifest, and fetches only what is missing or has changed. The folder
 is deleted when the dataset is sealed. One import at a time uses it, under a lock.
 
-The spool directory must have room for all objects: an import is all or nothing, so a copy that was
-deleted when its samples were packed would have to be fetched again after a kill. The folder belongs
-to the user alone, with mode 0700, and no link in it is followed. Passwords and queries of URLs are
-in none of its files.
+``fetch`` copies all objects, for which the directory must have room. ``fetch_in_order`` copies some
+of them while others are imported: the copies that exist are bounded, and those whose samples an
+import has committed are deleted. In place of a copy that is not there, a folder of objects has an
+empty file of its size, which takes no space: so it can be walked.
+
+The folder belongs to the user alone, with mode 0700, and no link in it is followed. Passwords and
+queries of URLs are in none of its files.
 
 Memory: about 2 kB for each object while they are listed, and the requests in flight.
 """
@@ -26,9 +29,14 @@ import glob
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dlfs._native.handle import Descriptor
 from dlfs.base.closing import closed_on_error
@@ -81,7 +89,13 @@ class Spool:
         self.copies: dict[str, list[str]] = {}
         """Paths of the local copies of what each of the URLs stands for."""
         self.fingerprint = ""
-        """Differs for other objects, and for objects that changed; known once they were fetched."""
+        """Differs for other objects, and for objects that changed; known once they were fetched, or
+        for a bounded spool once they were listed."""
+        self.objects: list[Fetch] = []
+        """The objects, once they were listed, in the order of the URLs."""
+        self._fetcher: Fetcher | None = None
+        self._ends: list[int] = []
+        self._first = self._committed = 0
         action = f"import {redact(urls[0])}: use the spool directory"
         self._lock = open_private_directory(self.folder, action)
         with closed_on_error(self._lock):
@@ -91,23 +105,37 @@ class Spool:
             with disk_errors(self.folder):
                 self._manifest = Manifest(f"{self.folder}/manifest.jsonl")
 
+    @property
+    def size_bytes(self) -> int:
+        """Sum of the sizes of all objects."""
+        return sum(one.item.size_bytes for one in self.objects)
+
+    def find(self) -> None:
+        """List the objects; called once, before all that follows.
+
+        Raises:
+            NotFoundError: a URL names nothing.
+            FormatError: two objects would get one path.
+            DlfsError: a store cannot be read.
+        """
+        self.objects = self._list()
+        with disk_errors(self.folder):
+            self._make_folders(self.objects)
+
     def fetch(self, progress: ProgressCallback | None = None) -> None:
-        """List the objects and fetch those that are missing; called once.
+        """Fetch the objects that are missing; called once.
 
         Args:
             progress: called when an object is complete, and once at the start.
 
         Raises:
-            NotFoundError: a URL names nothing.
-            FormatError: two objects would get one path.
             SpaceError: the file system has too little free space for the objects.
-            DlfsError: as ``Fetcher.run``.
+            DlfsError: as ``Fetcher.wait``.
         """
-        wanted = self._list()
+        wanted = self.objects
         with disk_errors(self.folder):
-            self._make_folders(wanted)
             missing = [one for one in wanted if not self._is_complete(one)]
-            self._check_space(missing)
+            self._check_space(sum(one.item.size_bytes for one in missing))
             sizes = [one.item.size_bytes for one in wanted]
             left = [one.item.size_bytes for one in missing]
             meter = Meter(progress, len(wanted), sum(sizes))
@@ -121,12 +149,113 @@ class Spool:
             found = [(one.target[len(self.folder) :], one.key, crcs[one.key]) for one in wanted]
             self.fingerprint = fingerprint_of(sorted(found))
 
+    # ---- within a bound --------------------------------------------------------------------------
+
+    def objects_of(self, paths: Sequence[str]) -> Sequence[Fetch] | None:
+        """Return the objects whose copies have some paths; None if others do."""
+        known = {one.target: one for one in self.objects}
+        return [known[path] for path in paths] if known.keys() >= set(paths) else None
+
+    def prepare(self, limit_bytes: int) -> None:
+        """Give all objects whose copies are missing an empty file of their size.
+
+        Args:
+            limit_bytes: most bytes of copies.
+
+        Raises:
+            SpaceError: the file system has less free space than the bound.
+            DeviceError: the files cannot be made.
+        """
+        self.fingerprint = fingerprint_of(limit_bytes, sorted(one.key for one in self.objects))
+        with disk_errors(self.folder):
+            missing = [one for one in self.objects if not self._is_complete(one)]
+            self._check_space(min(limit_bytes, sum(one.disk_bytes for one in missing)))
+            for one in missing:
+                _make_hole(one)
+
+    def fetch_in_order(
+        self, objects: Sequence[Fetch], first: int, blocks: Iterable[int], limit_bytes: int
+    ) -> list[int]:
+        """Begin to fetch objects, in the order in which they are imported; called once.
+
+        Args:
+            objects: the objects.
+            first: number of those that an import has committed.
+            blocks: number after the last object of each block; see ``divide``.
+            limit_bytes: most bytes of copies; a larger object is the only one.
+
+        Returns:
+            Where the objects are divided: ``delete_committed`` has to be called when those before
+            each of these numbers are committed, from ``first`` on, as further ones have no room.
+        """
+        sizes = np.array([one.disk_bytes for one in objects], np.int64)
+        self._ends = divide(sizes, blocks, limit_bytes // 2)
+        self._objects = objects
+        self._first = self._committed = first
+        with disk_errors(self.folder):
+            fit = first + int(np.searchsorted(np.cumsum(sizes[first:]), limit_bytes, "right"))
+            fitting = {one.key for one in objects[first:fit]}
+            for one in self.objects:  # also copies of an import in another order
+                if one.key not in fitting:
+                    self._drop(one)
+            for name in set(os.listdir(f"{self.folder}/parts")) - fitting:
+                os.unlink(f"{self.folder}/parts/{name}")
+        self._fetcher = Fetcher(
+            objects[first:],
+            self._manifest,
+            Meter(None, None, None),
+            limit_bytes=limit_bytes,
+            complete=fitting & self._manifest.objects.keys(),
+        )
+        self._fetcher.start()
+        return self._ends
+
+    def wait(self, count: int) -> None:
+        """Wait for the copies of the first objects in the order; see ``Fetcher.wait``."""
+        assert self._fetcher is not None
+        with disk_errors(self.folder):
+            self._fetcher.wait(count - self._first)
+
+    def delete_committed(self) -> None:
+        """Delete the copies up to the next number at which the objects are divided."""
+        assert self._fetcher is not None
+        end = self._ends[bisect(self._ends, self._committed)]
+        with disk_errors(self.folder):
+            for one in self._objects[self._committed : end]:
+                self._drop(one)
+                self._fetcher.release(one.disk_bytes)
+        self._committed = end
+
+    def note_facts(self, fetch: Fetch, facts: Mapping[str, Any]) -> None:
+        """Keep what an import has found in an object, for one that goes on; values of JSON."""
+        with disk_errors(self.folder):
+            self._manifest.append(fetch.key, facts=facts)
+
+    def facts_of(self, fetch: Fetch) -> Mapping[str, Any]:
+        """Return what an import has found in an object; empty if none has read it."""
+        return self._manifest.facts.get(fetch.key, {})
+
+    def cancel(self) -> None:
+        """End all waits for copies."""
+        if self._fetcher is not None:
+            self._fetcher.cancel()
+
+    def _drop(self, fetch: Fetch) -> None:
+        """Delete the copy of an object, if it is there."""
+        if fetch.key in self._manifest.objects:
+            self._manifest.append(fetch.key, dropped=True)
+            _make_hole(fetch)
+
+    # ---- the end ---------------------------------------------------------------------------------
+
     def remove(self) -> None:
         """Delete the local copies, after the import has succeeded."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
         """Unlock the folder, or delete it if it has nothing; closing it again does nothing."""
+        if self._fetcher is not None:
+            self._fetcher.close()
         self._manifest.close()
         if self._lock.value >= 0:
             if self._manifest.is_empty:
@@ -231,8 +360,7 @@ class Spool:
             size = os.fstat(file.value).st_size
             return size == fetch.item.size_bytes and file_crc(file.value, 0, size) == expected
 
-    def _check_space(self, missing: Sequence[Fetch]) -> None:
-        needed = sum(one.item.size_bytes for one in missing)
+    def _check_space(self, needed: int) -> None:
         needed -= sum(entry.stat().st_blocks * 512 for entry in os.scandir(f"{self.folder}/parts"))
         free = shutil.disk_usage(self.folder).free - RESERVE_BYTES
         if needed > free:
@@ -241,6 +369,62 @@ class Spool:
                 f"the spool directory {os.path.dirname(self.folder)}, got {max(0, free)}; "
                 "spool=DIRECTORY names another"
             )
+
+
+def delete_copies(urls: Sequence[str], directory: str | None) -> None:
+    """Delete the local copies for an import of some URLs that nothing goes on with.
+
+    Args:
+        urls: the URLs.
+        directory: the spool directory; None for ``default_directory``.
+
+    Raises:
+        LockedError: another import of the same URLs runs.
+        DlfsError: the directory cannot be read.
+    """
+    copies = Spool(urls, directory)
+    with closing(copies):
+        copies.remove()
+
+
+def divide(sizes: NDArray[np.int64], blocks: Iterable[int], most: int) -> list[int]:
+    """Return where items are divided into groups of at most a size, or of one larger item.
+
+    A group ends with a block, unless the block itself is larger than a group.
+
+    Args:
+        sizes: ``int64[n_items]``, their sizes.
+        blocks: number after the last item of each block, in ascending order, up to the last item.
+        most: most of the sum of a group.
+
+    Returns:
+        The number after the last item of each group, in ascending order.
+    """
+    sums = np.concatenate([[0], np.cumsum(sizes)])
+    ends: list[int] = []
+    begin = before = 0  # of the group, and of the block
+    for end in blocks:
+        if before > begin and sums[end] - sums[begin] > most:
+            ends.append(before)
+            begin = before
+        while sums[end] - sums[begin] > most:
+            last = max(begin + 1, int(np.searchsorted(sums, sums[begin] + most, "right")) - 1)
+            if last >= end:
+                break
+            ends.append(last)
+            begin = last
+        before = end
+    return [*ends, before] if begin < before else ends
+
+
+def _make_hole(fetch: Fetch) -> None:
+    """Put an empty file of its size in the place of an object's copy; it takes no space."""
+    if os.path.islink(fetch.target):
+        os.unlink(fetch.target)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    with Descriptor() as file:
+        file.fill(os.open, fetch.target, flags, 0o600)
+        os.ftruncate(file.value, fetch.item.size_bytes)
 
 
 def _targets(wanted: Sequence[Fetch], folder: str) -> dict[str, str]:

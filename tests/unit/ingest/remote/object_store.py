@@ -45,6 +45,7 @@ class ObjectStore:
         self._backend.create_bucket(BUCKET, "us-east-1")
         self._application = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()
+        self._listings: dict[str, tuple[list[Any], bytes]] = {}  # as moto sorts all keys for a page
         self.gets: Counter[str] = Counter()
         self.faults: defaultdict[str, list[Fault]] = defaultdict(list)
         """Faults of the next answers for an object, the first one first."""
@@ -59,6 +60,7 @@ class ObjectStore:
 
     def put(self, key: str, data: bytes) -> None:
         """Store an object, without a request."""
+        self._listings.clear()
         self._backend.put_object(BUCKET, key, data)
 
     @property
@@ -68,11 +70,15 @@ class ObjectStore:
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         """Answer one request (WSGI)."""
-        answer: list[Any] = []
-        body = b"".join(self._application(environ, lambda *parts: answer.extend(parts)))
-        status, headers = answer[0], answer[1]
         path = environ["PATH_INFO"].encode("latin-1").decode()  # WSGI has its bytes as characters
         _, _, key = path.lstrip("/").partition("/")
+        request = f"{environ['REQUEST_METHOD']} {path} {environ['QUERY_STRING']}"
+        answer, body = self._listings.get(request, ([], b""))
+        if not answer:
+            body = b"".join(self._application(environ, lambda *parts: answer.extend(parts)))
+        if environ["REQUEST_METHOD"] == "GET" and not key:
+            self._listings[request] = answer, body
+        status, headers = answer[0], answer[1]
         if environ["REQUEST_METHOD"] == "GET" and key:
             with self.counted:
                 self.gets[key] += 1
