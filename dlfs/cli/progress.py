@@ -51,6 +51,8 @@ class Bar:
         detail = human_samples(progress.samples_done)
         if progress.second_pass and self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=f"{self._title}, second pass")
+        if progress.samples_sealed:
+            detail = f"sealed {human_samples(progress.samples_sealed)}"
         self.update(progress.bytes_done, progress.bytes_total, detail)
 
 

@@ -36,6 +36,8 @@ from dlfs.store.transaction import Generation
 NAMES_IN_BLOCK = 16
 """Names that one offset in the names part stands for."""
 _LOCATION_BYTES = LOCATION.itemsize
+UNFINISHED = "the unfinished import of"
+"""What the errors of steps have before the name of the dataset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +203,7 @@ def stored_step(base: Generation, record: DatasetRecord, step: Step) -> StoredSa
         FormatError, DeviceError: as ``StoredSamples``.
     """
     header = step.header
-    what = f"step {header.number} of the unfinished import of {display(record.name)!r}"
+    what = f"step {header.number} of {UNFINISHED} {display(record.name)!r}"
     start = step.address + STEP_HEADER_BYTES
     sizes = SegmentSizes(
         uuid=record.uuid,

@@ -25,7 +25,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from uuid import UUID
@@ -41,7 +41,7 @@ from dlfs.base.closing import closed_on_error
 from dlfs.base.units import GIB, format_bytes, format_count
 from dlfs.base.wording import list_names, quote
 from dlfs.connection.previous_version import PreviousVersion, load_previous_version
-from dlfs.connection.stored_samples import stored_step, stored_version
+from dlfs.connection.stored_samples import UNFINISHED, stored_step, stored_version
 from dlfs.connection.unfinished import UnfinishedSteps, load_step, load_steps
 from dlfs.dataset.sealing import EncodedVersion, Stream, Tick, merge_samples, write_version
 from dlfs.dataset.second_pass import Batch, SecondPass
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 STEP_BYTES = 2 * GIB
 """Bytes of samples after which a step ends."""
-STEP_SAMPLES = 1 << 20
+STEP_SAMPLES = 1 << 19
 """Samples after which a step ends, however small they are: its writer has their paths in memory."""
 PAUSE_S = 0.03
 """Time between two steps in which another writer can lock the volume, in seconds: a writer that
@@ -111,21 +111,16 @@ def _digest(labels: Mapping[str, int]) -> str:
     return hashlib.blake2b(encoded, digest_size=8).hexdigest() if labels else ""
 
 
+def _base_bad(base: DatasetRecord | None) -> BadReport:
+    """Return the records that are left out of the version to append to."""
+    return BadReport() if base is None else read_bad_records(base.tags).of_version(base.version)
+
+
 def _base_runs(transaction: Transaction, base: DatasetRecord | None) -> tuple[ChunkRun, ...]:
     """Return the chunks of the samples of the version to append to."""
     if base is None:
         return ()
     return base.split_data_runs(transaction.geometry.chunk_bytes)[0]
-
-
-@contextmanager
-def _note_damage() -> Iterator[None]:
-    """Note in the error of a damaged journal what the user can do."""
-    try:
-        yield
-    except FormatError as error:
-        error.add_note(_DAMAGED)
-        raise
 
 
 def _encode_origin(origin: Origin) -> bytes:
@@ -240,7 +235,6 @@ class StepWriter:
             base = self._find_base(transaction.base)
             if base is not None:
                 self.previous = load_previous_version(transaction.base, base)
-                self.bad = self.previous.bad
                 self.layout = layout or cast(Layout, base.layout)
                 self.origin["labels"] = _digest(self.previous.labels())
             if found is not None:
@@ -264,8 +258,11 @@ class StepWriter:
     def _go_on(self, base: Generation, found: DatasetRecord) -> None:
         """Take over the steps of an unfinished import, and what it began with."""
         self._check_origin(found, self.origin)
-        with _note_damage():
+        try:
             self._steps = load_steps(base, found)
+        except FormatError as error:
+            error.add_note(_DAMAGED)
+            raise
         self.origin |= read_origin(found)
         self.layout = cast(Layout, found.layout)
         self._options["seed"] = found.seed
@@ -305,7 +302,7 @@ class StepWriter:
     def _step(self, transaction: Transaction, **options: Any) -> DatasetWriter:
         kept = {"layout": self.layout, "unfinished": self._steps, "previous": self.previous}
         options = {**self._options, **kept, **options}
-        version = transaction.next_version(self._name)
+        version, self._base = transaction.next_version(self._name), transaction.base
         return DatasetWriter(transaction, self._name, version, **options)
 
     @property
@@ -529,8 +526,8 @@ class StepWriter:
             writer = self._opened()
             for path in self._directories:
                 writer.add_directory(path)
-            writer.bad = self.bad
-            return writer.seal()
+            writer.bad += self.bad
+            return writer.seal(self._tick)
         if self._writer is not None and self._writer.new_count:
             self._commit_step(self._writer)
         self._unlock()
@@ -547,7 +544,7 @@ class StepWriter:
                     _base_runs(transaction, base),
                     self._steps.of_pass(second=second).record.data_runs,
                 ),
-                bad=self.bad,
+                bad=_base_bad(base) + self.bad,
             )
             generation = transaction.commit(removed=[self._steps.record], added=[record])
         self._state = "sealed"
@@ -613,13 +610,15 @@ class StepWriter:
                 steps = self._steps = self._found(generation)
                 base = self._find_base(generation)
                 try:
-                    with _note_damage():
-                        return use(generation, steps)
-                except (FormatError, DeviceError):
+                    return use(generation, steps)
+                except (FormatError, DeviceError) as error:
                     with read() as newest:
                         now = self._found(newest).record, self._find_base(newest)
-                        if _places(*now) == _places(steps.record, base):
-                            raise
+                    if _places(*now) != _places(steps.record, base):
+                        continue
+                    if isinstance(error, FormatError) and UNFINISHED in str(error):
+                        error.add_note(_DAMAGED)  # a step is, and not the version before
+                    raise
 
     def _merge_steps(
         self, generation: Generation, steps: UnfinishedSteps, base: DatasetRecord | None
@@ -660,14 +659,15 @@ class StepWriter:
         with previous:
             what = f"append to version {base.version} of {quote(self._name)}, which is new"
             check_columns(what, previous.columns, steps.columns)
-            own = frozenset(name for name in previous.names if not name.startswith(RESERVED_PREFIX))
-            lacking = own - steps.names - (self._options["defaults"] or {}).keys()
+            differing = (previous.names ^ steps.names) - (self._options["defaults"] or {}).keys()
+            differing = frozenset(n for n in differing if not n.startswith(RESERVED_PREFIX))
             texts = [each and each.text for each in (previous.encoder, steps.encoder)]
-            if base.sample_count and (lacking or texts[0] != texts[1]):
-                difference = f"attributes {list_names(lacking)}" if lacking else "fields"
+            if base.sample_count and (differing or texts[0] != texts[1]):
+                difference = f"attributes {list_names(differing)}" if differing else "fields"
                 raise UsageError(
-                    f"{what}: expected its {difference} in the samples of the import, which began "
-                    "before; free it with 'dlfs import --abandon', and import them anew"
+                    f"{what}: expected the {difference} in both, or in neither, of its samples and "
+                    "those of the import, which began before; free it with 'dlfs import "
+                    "--abandon', and import them anew"
                 )
             if _digest(previous.labels()) != read_origin(steps.record).get("labels", ""):
                 raise UsageError(
@@ -747,11 +747,11 @@ class StepWriter:
 
     def _pack_batch(self, second: SecondPass, batch: Batch, done: Counts) -> Counts:
         """Pack a batch again; return the samples and the bytes that are done then."""
-        writer, steps = self._opened(), self._steps
+        self._opened()
+        base, steps = self._base, self._steps
         assert steps is not None
-        runs = steps.of_pass(second=False).record.data_runs
-        space = DataSpace(writer.base.geometry, runs)
-        found = second.read(writer.base, space, batch)
+        space = DataSpace(base.geometry, steps.of_pass(second=False).record.data_runs)
+        found = second.read(base, space, batch)
         self.add_batch(
             found.paths, found.data, found.offsets, found.lengths, attributes=found.columns
         )

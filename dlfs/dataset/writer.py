@@ -49,6 +49,7 @@ from dlfs.connection.unfinished import UnfinishedSteps
 from dlfs.dataset.sealing import (
     EncodedVersion,
     Stream,
+    Tick,
     attribute_chunks,
     merge_samples,
     write_version,
@@ -225,7 +226,7 @@ class DatasetWriter:
 
     def __contains__(self, path: object) -> bool:
         """Return True if a sample of this path was added, or is in the earlier version."""
-        added = path in self._stage.path_set or (self._has_packed and path in self._directory)
+        added = path in self._stage or (self._has_packed and path in self._directory)
         return added or (self.previous is not None and path in self.previous)
 
     # ---- adding ----------------------------------------------------------------------------------
@@ -500,19 +501,21 @@ class DatasetWriter:
         if self._chunks is None:
             transaction = self._transaction
             self._chunks = ChunkWriter(
-                transaction.devices,
-                transaction.geometry,
-                transaction.space.take,
+                transaction.devices, transaction.geometry, transaction.space.take
             )
         return self._chunks
 
     # ---- the end ---------------------------------------------------------------------------------
 
-    def seal(self) -> DatasetInfo:
+    def seal(self, tick: Tick = lambda _samples: None) -> DatasetInfo:
         """Commit the added samples as one dataset, atomically.
 
         A writer without samples makes an empty dataset. An import, or the seal of a mount's
         ``incoming``, does so only with ``allow_empty``.
+
+        Args:
+            tick: called while samples are merged with those of an earlier version, with the number
+                of samples since the last call. What it raises ends the seal.
 
         Returns:
             The new dataset.
@@ -526,18 +529,13 @@ class DatasetWriter:
         self._check_open()
         try:
             self._drain_stage()
-            record = self._write_version()
+            record = self._write_version(tick)
             generation = self._transaction.commit(removed=self._replaced, added=[record])
         except BaseException:
             self.abort()
             raise
         self._end("sealed", generation)
         return describe_dataset(record, self._transaction.geometry)
-
-    @property
-    def base(self) -> Generation:
-        """Generation on which the writer builds."""
-        return self._transaction.base
 
     @property
     def window_count(self) -> int:
@@ -656,14 +654,14 @@ class DatasetWriter:
         chunks.drain()
         flush_all(self._transaction.devices)
 
-    def _write_version(self) -> DatasetRecord:
+    def _write_version(self, tick: Tick) -> DatasetRecord:
         """Write the last window, the attributes and the directory; return the record."""
         chunks = self._open_chunks()
         self._finish_window(chunks)
         encoded = self._encode(chunks.chunk_count)
         previous, runs = self.previous, chunks.runs
         if previous is not None:
-            encoded = self._merge(previous, encoded)
+            encoded = self._merge(previous, encoded, tick)
             runs = list(joined_runs(previous.runs, runs))
         return write_version(
             self._transaction,
@@ -690,7 +688,7 @@ class DatasetWriter:
         )
         return EncodedVersion(directory, attributes)
 
-    def _merge(self, previous: PreviousVersion, own: EncodedVersion) -> EncodedVersion:
+    def _merge(self, previous: PreviousVersion, own: EncodedVersion, tick: Tick) -> EncodedVersion:
         """Merge the samples of the earlier version with the added ones."""
         self._directory = DirectoryBuilder()
         previous.close()
@@ -708,6 +706,7 @@ class DatasetWriter:
             columns=self._columns,
             defaults=self._names.stored_defaults,
             encoder=self._encoder,
+            tick=tick,
         )
 
     def abort(self) -> None:

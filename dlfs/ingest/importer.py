@@ -360,7 +360,7 @@ def import_dataset(
             volume.refresh()
             info = volume.versions(name)[-1]
         elif writer.sample_count or allow_empty:
-            info = _seal(writer, source)
+            info = _seal(writer, source, meter)
         else:
             raise _no_samples(source)
     source.finish()
@@ -370,12 +370,12 @@ def import_dataset(
     return ImportReport(info, *counts, skipped, empty, kept[0], bad, warnings)
 
 
-def _seal(writer: DatasetWriter | StepWriter, source: Source) -> DatasetInfo:
+def _seal(writer: DatasetWriter | StepWriter, source: Source, meter: Meter) -> DatasetInfo:
     """Seal a dataset; a second pass keeps what the report says of the source."""
     if isinstance(writer, StepWriter):
         writer.origin[SKIPPED] = dict(source.skipped)
         writer.origin[EMPTY] = len(source.empty_directories)
-    return writer.seal()
+    return writer.seal(meter.seal)
 
 
 def finish_import(

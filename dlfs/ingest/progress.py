@@ -11,7 +11,9 @@ from dataclasses import dataclass
 class Progress:
     """Progress of an import or an export. A total is None while it is unknown.
 
-    An import whose ``second_pass`` is True has read its source, and packs all samples once more.
+    An import whose ``second_pass`` is True has read its source, and packs all samples once more. At
+    the end of an import in steps, ``samples_sealed`` counts the samples that are in the directory
+    of the new version so far.
     """
 
     samples_done: int
@@ -20,6 +22,7 @@ class Progress:
     bytes_total: int | None
     seconds: float
     second_pass: bool = False
+    samples_sealed: int = 0
 
     @property
     def bytes_per_second(self) -> float:
@@ -54,6 +57,7 @@ class Meter:
         self._begin = time.monotonic()
         self.samples = 0
         self.bytes = 0
+        self._sealed = 0
         self.add(0, 0)
 
     @property
@@ -65,10 +69,25 @@ class Meter:
         """Count samples as done."""
         self.samples += samples
         self.bytes += size_bytes
+        self._report()
+
+    def seal(self, samples: int) -> None:
+        """Count samples as in the directory of the new version."""
+        self._sealed += samples
+        self._report()
+
+    def _report(self) -> None:
         if self._callback is not None:
             samples_total, bytes_total = self._totals
             self._callback(
-                Progress(self.samples, samples_total, self.bytes, bytes_total, self.seconds)
+                Progress(
+                    self.samples,
+                    samples_total,
+                    self.bytes,
+                    bytes_total,
+                    self.seconds,
+                    samples_sealed=self._sealed,
+                )
             )
 
 

@@ -27,7 +27,6 @@ class SampleBuffer:
         capacity_bytes: size of the buffer.
         used_bytes: bytes of it that are in use.
         paths: path of each sample, in the order in which they were added.
-        path_set: the same paths.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -38,13 +37,19 @@ class SampleBuffer:
     def clear(self) -> None:
         """Forget all samples."""
         self.paths: list[bytes] = []
-        self.path_set: set[bytes] = set()
+        self._path_set: set[bytes] | None = None  # the same paths, once one was looked for
         self._offsets = array("q")
         self._lengths = array("q")
         self.used_bytes = 0
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def __contains__(self, path: object) -> bool:
+        """Return True if a buffered sample has this path."""
+        if self._path_set is None:
+            self._path_set = set(self.paths)
+        return path in self._path_set
 
     def fits(self, length_bytes: int, samples: int = 1) -> bool:
         """Return True if there is room for so many bytes and samples."""
@@ -56,7 +61,8 @@ class SampleBuffer:
         start = self.used_bytes
         self._memory[start : start + data.size] = data
         self.paths.append(path)
-        self.path_set.add(path)
+        if self._path_set is not None:
+            self._path_set.add(path)
         self._offsets.append(start)
         self._lengths.append(data.size)
         self.used_bytes = start + data.size
@@ -72,7 +78,8 @@ class SampleBuffer:
         start = self.used_bytes
         self._memory[start : start + span.size] = span
         self.paths.extend(paths)
-        self.path_set.update(paths)
+        if self._path_set is not None:
+            self._path_set.update(paths)
         self._offsets.frombytes((offsets + start).tobytes())
         self._lengths.frombytes(lengths.tobytes())
         self.used_bytes = start + span.size

@@ -200,7 +200,8 @@ typedef struct dlfs_directory_segment {
 
 /*
  * Builds a directory segment from paths in rising order. Names are encoded as they come. Beside the
- * segment it takes half a byte a sample, and 32 bytes a sample in dlfs_directory_builder_finish.
+ * segment it takes half a byte a sample; in dlfs_directory_builder_finish 16 bytes a sample, and as
+ * much for each in that of 2,048 ranges of addresses or hashes which has the most.
  * Not thread-safe. After an error, a builder may only be destroyed.
  */
 typedef struct dlfs_directory_builder dlfs_directory_builder;

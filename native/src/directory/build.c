@@ -5,10 +5,10 @@
  * Names are encoded and locations stored as they come, each in memory that grows. At the end both
  * are moved behind what precedes them in the segment. Then the samples are sorted by address, and
  * after that by the hash of their path, in the same memory. The hashes are those of the paths
- * decoded from the names part, once for each seed that is tried.
+ * decoded from the names part, twice for each seed that is tried.
  *
- * The sorts are radix sorts of (key, index) pairs: stable, so that equal keys stay in index order,
- * and linear for any keys.
+ * A sort puts (key, index) pairs into ranges of keys, and sorts each range, by radix sorts: stable,
+ * so that equal keys stay in index order, and linear for any keys.
  */
 #include "directory/build.h"
 
@@ -21,7 +21,8 @@
 #define SEEDS_MAX 64u /* a second seed is only needed for paths made to collide */
 #define RADIX_BITS 11u
 #define RADIX_SIZE (1u << RADIX_BITS)
-#define SPREAD_BITS 5u /* beyond those of the count: one pair in 32 has equal leading bits */
+#define SPREAD_BITS 5u     /* beyond those of the count: one pair in 32 has equal leading bits */
+#define PREFETCH_RANKS 32u /* locations that are brought into the cache ahead */
 
 struct dlfs_directory_builder {
     dlfs_directory_config config;
@@ -297,45 +298,27 @@ static bool radix_pass(const pair *from, pair *to, uint64_t count, uint32_t shif
     return true;
 }
 
-/* Sorts count > 0 pairs stably by key. Returns the array with the result: pairs or spare. */
-static pair *radix_sort(pair *pairs, pair *spare, uint64_t count)
+/* Sorts count > 0 pairs stably by the bits of their keys from `shift` on. spare has as much room.
+ */
+static void radix_sort(pair *pairs, pair *spare, uint64_t count, uint32_t shift)
 {
-    for (uint32_t shift = 0; shift < 64; shift += RADIX_BITS) {
-        if (radix_pass(pairs, spare, count, shift)) {
-            pair *swap = pairs;
-            pairs = spare;
-            spare = swap;
+    pair *from = pairs;
+    pair *to = spare;
+    for (; shift < 64; shift += RADIX_BITS) {
+        if (radix_pass(from, to, count, shift)) {
+            pair *swap = from;
+            from = to;
+            to = swap;
         }
     }
-    return pairs;
-}
-
-/* ---- hashes ---------------------------------------------------------------------------------- */
-
-static uint32_t read_varint(const uint8_t **at)
-{
-    uint32_t value = *(*at)++;
-    return value < 0x80 ? value : (value & 0x7f) | (uint32_t) * (*at)++ << 7;
-}
-
-/* Hashes the paths of a names part that was made here. */
-static void hash_names(const uint8_t *names, uint64_t count, uint64_t seed, pair *pairs)
-{
-    uint8_t path[DLFS_PATH_BYTES_MAX];
-    const uint8_t *at = names + *(const uint64_t *)names;
-    for (uint64_t i = 0; i < count; i++) {
-        uint32_t shared = read_varint(&at);
-        uint32_t suffix_bytes = read_varint(&at);
-        memcpy(path + shared, at, suffix_bytes);
-        at += suffix_bytes;
-        pairs[i].key = dlfs_path_hash(path, shared + suffix_bytes, seed);
-        pairs[i].index = i;
+    if (from != pairs) {
+        memcpy(pairs, from, count * sizeof(*pairs));
     }
 }
 
 /*
  * Inserts each pair that is before the one before it where it belongs. Returns false if that takes
- * more moves than there are pairs.
+ * more moves than there are pairs; equal keys are in their order then, too.
  */
 static bool insert_pairs(pair *pairs, uint64_t count)
 {
@@ -357,46 +340,124 @@ static bool insert_pairs(pair *pairs, uint64_t count)
 }
 
 /*
- * Sorts as radix_sort does, in half the passes if the keys are spread evenly: by their leading
- * bits, with which few neighbours are out of order.
+ * Sorts the pairs of a range, whose keys have the same bits from `shift` on. Keys that are spread
+ * evenly are sorted by their leading bits, with which few neighbours are out of order.
  */
-static pair *sort_even_keys(pair *pairs, pair *spare, uint64_t count)
+static void sort_range(pair *pairs, pair *spare, uint64_t count, uint32_t shift)
 {
+    if (insert_pairs(pairs, count)) {
+        return;
+    }
     uint32_t bits = SPREAD_BITS;
     while (count >> (bits - SPREAD_BITS) > 0 && bits < 64) {
         bits++;
     }
     uint32_t passes = (bits + RADIX_BITS - 1) / RADIX_BITS;
-    if (passes * RADIX_BITS >= 64) {
-        return radix_sort(pairs, spare, count);
-    }
-    for (uint32_t shift = 64 - passes * RADIX_BITS; shift < 64; shift += RADIX_BITS) {
-        if (radix_pass(pairs, spare, count, shift)) {
-            pair *swap = pairs;
-            pairs = spare;
-            spare = swap;
+    if (passes * RADIX_BITS < shift) {
+        radix_sort(pairs, spare, count, shift - passes * RADIX_BITS);
+        if (insert_pairs(pairs, count)) {
+            return;
         }
     }
-    return insert_pairs(pairs, count) ? pairs : radix_sort(pairs, spare, count);
+    radix_sort(pairs, spare, count, 0);
+}
+
+/* What samples are sorted by: the address of each, or the hash of its path. */
+struct sort_keys {
+    uint64_t count;
+    uint32_t shift;                 /* keys >> shift are below RADIX_SIZE */
+    const dlfs_location *locations; /* NULL: hashes */
+    const uint8_t *names;           /* a names part that was made here */
+    uint64_t seed;
+};
+
+/* Reads the keys in the order of the samples. */
+struct key_reader {
+    const struct sort_keys *keys;
+    uint64_t index;
+    const uint8_t *at;
+    uint8_t path[DLFS_PATH_BYTES_MAX];
+};
+
+static uint32_t read_varint(const uint8_t **at)
+{
+    uint32_t value = *(*at)++;
+    return value < 0x80 ? value : (value & 0x7f) | (uint32_t) * (*at)++ << 7;
+}
+
+static void read_keys_from_start(struct key_reader *reader, const struct sort_keys *keys)
+{
+    reader->keys = keys;
+    reader->index = 0;
+    reader->at = keys->locations == NULL ? keys->names + *(const uint64_t *)keys->names : NULL;
+}
+
+static uint64_t next_key(struct key_reader *reader)
+{
+    const struct sort_keys *keys = reader->keys;
+    if (keys->locations != NULL) {
+        return dlfs_location_address(&keys->locations[reader->index++]);
+    }
+    uint32_t shared = read_varint(&reader->at);
+    uint32_t suffix_bytes = read_varint(&reader->at);
+    memcpy(reader->path + shared, reader->at, suffix_bytes);
+    reader->at += suffix_bytes;
+    return dlfs_path_hash(reader->path, shared + suffix_bytes, keys->seed);
+}
+
+/*
+ * Sorts the samples by their keys, and by their indices where keys are equal, into pairs[0..count).
+ * The keys are read twice: to count those in each range, and to put them there. Then each range is
+ * sorted in memory as long as it. -ENOMEM.
+ */
+static int sort_by_keys(const struct sort_keys *keys, pair *pairs)
+{
+    uint64_t ends[RADIX_SIZE + 1] = {0}; /* [k + 1]: the end of range k */
+    uint64_t largest = 0;
+    struct key_reader reader;
+    read_keys_from_start(&reader, keys);
+    for (uint64_t i = 0; i < keys->count; i++) {
+        ends[(next_key(&reader) >> keys->shift) + 1]++;
+    }
+    for (uint32_t range = 0; range < RADIX_SIZE; range++) {
+        largest = ends[range + 1] > largest ? ends[range + 1] : largest;
+        ends[range + 1] += ends[range];
+    }
+    pair *spare = malloc(largest * sizeof(*spare) + 1);
+    if (spare == NULL) {
+        return -ENOMEM;
+    }
+    read_keys_from_start(&reader, keys);
+    for (uint64_t i = 0; i < keys->count; i++) {
+        uint64_t key = next_key(&reader);
+        pairs[ends[key >> keys->shift]++] = (pair){.key = key, .index = i};
+    }
+    for (uint32_t range = 0; range < RADIX_SIZE; range++) { /* each entry moved to its end */
+        uint64_t start = range > 0 ? ends[range - 1] : 0;
+        sort_range(pairs + start, spare, ends[range] - start, keys->shift);
+    }
+    free(spare);
+    return 0;
 }
 
 /*
  * Sorts the samples by the hash of their path, with the smallest seed with which no hash is too
- * frequent. Sets *sorted to one of the two arrays of count > 0 pairs. -EINVAL: no seed will do.
+ * frequent. Errors: -EINVAL (no seed will do), -ENOMEM.
  */
-static int sort_hashes(const uint8_t *names, uint64_t count, pair *pairs, uint64_t *seed,
-                       const pair **sorted)
+static int sort_hashes(const uint8_t *names, uint64_t count, pair *pairs, uint64_t *seed)
 {
-    for (uint64_t candidate = 0; candidate < SEEDS_MAX; candidate++) {
-        hash_names(names, count, candidate, pairs);
-        const pair *all = sort_even_keys(pairs, pairs + count, count);
+    struct sort_keys keys = {.count = count, .shift = 64 - RADIX_BITS, .names = names};
+    for (; keys.seed < SEEDS_MAX; keys.seed++) {
+        int code = sort_by_keys(&keys, pairs);
+        if (code < 0) {
+            return code;
+        }
         bool good = true;
         for (uint64_t i = EQUAL_HASHES_MAX; i < count && good; i++) {
-            good = all[i].key != all[i - EQUAL_HASHES_MAX].key;
+            good = pairs[i].key != pairs[i - EQUAL_HASHES_MAX].key;
         }
         if (good) {
-            *seed = candidate;
-            *sorted = all;
+            *seed = keys.seed;
             return 0;
         }
     }
@@ -436,33 +497,43 @@ static int check_location(const dlfs_directory_config *config, const dlfs_direct
     return code < 0 ? -EINVAL : 0;
 }
 
-/* Writes the order section. -EINVAL: a location breaks a rule, or a sample begins in another. */
+/* Writes the order section. Errors: -EINVAL (a location breaks a rule, or a sample begins in
+ * another), -ENOMEM. */
 static int build_order(const dlfs_directory_config *config, const dlfs_directory_layout *layout,
                        pair *pairs, uint8_t *entries)
 {
     uint64_t count = layout->sample_count;
     const dlfs_location *locations = (const dlfs_location *)(entries + layout->locations_offset);
+    struct sort_keys keys = {.count = count, .locations = locations};
     bool rising = true;
     for (uint64_t i = 0; i < count; i++) {
         if (check_location(config, layout, entries, &locations[i]) < 0) {
             return -EINVAL;
         }
-        pairs[i].key = dlfs_location_address(&locations[i]);
-        pairs[i].index = i;
-        rising = rising && (i == 0 || pairs[i - 1].key <= pairs[i].key);
+        rising = rising && (i == 0 || dlfs_location_address(&locations[i - 1]) <=
+                                          dlfs_location_address(&locations[i]));
     }
-    const pair *sorted = rising ? pairs : radix_sort(pairs, pairs + count, count);
+    while (config->data_bytes >> keys.shift >= RADIX_SIZE) {
+        keys.shift++;
+    }
+    int code = rising ? 0 : sort_by_keys(&keys, pairs);
+    if (code < 0) {
+        return code;
+    }
     uint64_t end = 0; /* end of the samples so far that have bytes */
     for (uint64_t rank = 0; rank < count; rank++) {
-        const pair *at = &sorted[rank];
-        uint64_t length = dlfs_location_length(&locations[at->index]);
-        if (length > 0) {
-            if (at->key < end) {
+        uint64_t index = rising ? rank : pairs[rank].index;
+        if (count - rank > PREFETCH_RANKS) {
+            __builtin_prefetch(&locations[rising ? rank : pairs[rank + PREFETCH_RANKS].index]);
+        }
+        const dlfs_location *location = &locations[index];
+        if (dlfs_location_length(location) > 0) {
+            if (dlfs_location_address(location) < end) {
                 return -EINVAL;
             }
-            end = dlfs_location_end(&locations[at->index], config->chunk_bytes);
+            end = dlfs_location_end(location, config->chunk_bytes);
         }
-        store_index(entries + layout->order_offset, layout->index_bytes, rank, at->index);
+        store_index(entries + layout->order_offset, layout->index_bytes, rank, index);
     }
     return 0;
 }
@@ -545,18 +616,16 @@ static int build_sorted(const dlfs_directory_config *config, const dlfs_director
     if (count == 0) {
         return 0;
     }
-    /* The memory of both arrays of a sort; count is at most 2^48, so this cannot overflow. */
-    pair *pairs = malloc(count * 2 * sizeof(*pairs));
+    pair *pairs = malloc(count * sizeof(*pairs)); /* count is at most 2^48: no overflow */
     if (pairs == NULL) {
         return -ENOMEM;
     }
-    const pair *sorted = pairs;
     int code = build_order(config, layout, pairs, entries);
     if (code == 0) {
-        code = sort_hashes(names, count, pairs, seed, &sorted);
+        code = sort_hashes(names, count, pairs, seed);
     }
     if (code == 0) {
-        build_tree(layout, sorted, entries);
+        build_tree(layout, pairs, entries);
     }
     free(pairs);
     return code;

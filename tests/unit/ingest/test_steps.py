@@ -576,7 +576,7 @@ def test_an_append_is_refused_if_the_dataset_has_changed_otherwise(tmp_path: Pat
             another.add("a", b"1", attributes=changed)
         writer.seal()
 
-    wrong = {"n": 1.5}, {"n": "text"}, {"n": 1, "more": 2}
+    wrong: Any = {"n": 1.5}, {"n": "text"}, {"n": 1, "more": 2}, {}
     for number, changed in enumerate(wrong):
         path = fresh(tmp_path / f"{number}.img")
         write_dataset(path, "x", {"old": b"1"}, attributes=[{"n": 3}])
