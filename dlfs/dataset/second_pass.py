@@ -42,7 +42,7 @@ from dlfs.store.transaction import Generation
 
 STRATA = 256
 """Fewest strata: of two windows, each block then has as many samples as the other within 1%."""
-BLOCK_SAMPLES = 1 << 18
+BLOCK_SAMPLES = 1 << 16
 """Samples of a block, however small they are: their paths are Python objects while it is packed."""
 GAP_BYTES = 64 * 1024
 """Longest gap between two samples that are read by one request, in bytes."""
