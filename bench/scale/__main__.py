@@ -126,7 +126,7 @@ def run_generate(_volume: Path, count: int, hashed: bool) -> None:
 
 
 def run_import(volume: Path, count: int, hashed: bool) -> None:
-    """Import the samples; the seal is reported apart from the steps before it."""
+    """Import the samples in one pass; the seal is reported apart from the steps before it."""
     size_bytes = 256 * MIB + count * _VOLUME_BYTES_A_SAMPLE
     dlfs.format_volume(str(volume), size_bytes=min(size_bytes, 40 * GIB))
     before = peak_bytes()
@@ -139,7 +139,8 @@ def run_import(volume: Path, count: int, hashed: bool) -> None:
             report("steps", count, since, peak_before=before)
 
     with dlfs.open(volume, memory_bytes=0) as opened:
-        import_dataset(opened, Generated(count, hashed=hashed), "x", progress=note)
+        source = Generated(count, hashed=hashed)
+        import_dataset(opened, source, "x", one_pass=True, progress=note)
         record = opened._opened().catalog.find(b"x")[-1]
     extent = record.attribute_extent
     assert extent is not None
