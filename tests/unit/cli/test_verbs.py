@@ -261,7 +261,7 @@ def test_import_goes_on_or_is_abandoned(run, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(source.parent)
     assert run("format", "a.img,b.img", "--size", "16MiB").code == 0
 
-    def fail(_writer: StepWriter) -> None:
+    def fail(_writer: StepWriter, _tick: object) -> None:
         raise DeviceError("the network is down", errno.EIO)
 
     for name in ("x", "y"):
@@ -323,7 +323,7 @@ def test_one_pass_is_an_option_of_an_import(run, volume, tmp_path) -> None:
 
 
 def test_a_command_is_kept_without_secrets(run, volume, tmp_path, monkeypatch) -> None:
-    def fail(_writer: StepWriter) -> None:
+    def fail(_writer: StepWriter, _tick: object) -> None:
         raise DeviceError("the network is down", errno.EIO)
 
     monkeypatch.setattr(StepWriter, "seal", fail)

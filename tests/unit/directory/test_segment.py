@@ -184,6 +184,46 @@ def test_misuse_of_a_builder() -> None:
         SegmentBuilder(dataset_uuid=DATASET.bytes, data_bytes=1, chunk_bytes=CHUNK)
 
 
+def test_the_data_space_may_become_known_at_the_end() -> None:
+    with new_builder(0) as builder:
+        add(builder, [b"a", b"b"])
+        with pytest.raises(UsageError):
+            builder.resize(CHUNK + 1)
+        builder.resize(2 * CHUNK)
+        segment = builder.finish()
+        with pytest.raises(UsageError):
+            builder.resize(CHUNK)
+    assert segment.entries.tobytes() == built_in(2 * CHUNK, [b"a", b"b"]).entries.tobytes()
+
+
+def built_in(data_bytes: int, paths: Sequence[bytes]) -> Segment:
+    with new_builder(data_bytes) as builder:
+        add(builder, paths)
+        return builder.finish()
+
+
+def test_samples_are_ordered_by_address_however_they_are_spread() -> None:
+    """Most are in few ranges of addresses, and many without bytes are at one address."""
+    count, far = 30_000, 1 << 40
+    chance = np.random.default_rng(4)
+    addresses = np.where(np.arange(count) % 7 == 0, np.arange(count) * CHUNK, np.arange(count) * 8)
+    addresses = chance.permutation(np.unique(addresses // 8 * 8)).astype(np.uint64)
+    addresses[addresses % 5 == 0] += np.uint64(far)
+    empty = np.full(20_000, CHUNK, np.uint64)
+    lengths = chance.permutation(np.repeat([8, 0], [len(addresses), len(empty)]))
+    placed = np.full(len(lengths), CHUNK, np.uint64)
+    placed[lengths > 0] = addresses
+    paths = [b"%08d" % number for number in range(len(lengths))]
+    text, offsets = pack_paths(paths)
+    with new_builder(2 * far) as builder:
+        builder.add(text, offsets, pack_locations(placed, lengths, np.zeros(len(lengths))))
+        segment = builder.finish()
+    with FrozenDirectory(segment.entries, lambda: segment.names) as directory:
+        directory.verify()
+        expected = np.lexsort((np.arange(len(placed)), placed))
+        assert directory.order().tolist() == expected.tolist()
+
+
 # ---- the table of a dataset that is being written ---------------------------------------------
 
 
