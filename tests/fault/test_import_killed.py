@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
@@ -37,28 +38,48 @@ def import_folder(volume: str, folder: Path) -> None:
     when_unlocked(once, 60)
 
 
-def save(volume: str, number: int, stop: Any) -> None:
-    """Save checkpoints, keep the last two, and copy one, as long as the test runs."""
-    step = 0
+def repeat(volume: str, change: Callable[[dlfs.Volume, int], None], stop: Any) -> None:
+    """Change the volume again and again, as long as the test runs."""
+    number = 0
     while not stop.is_set():
-        data = {"weights": bytes([number, step % 256]) * 9000}
 
-        def change(data: dict[str, bytes] = data) -> None:
+        def once(number: int = number) -> None:
             with dlfs.open(volume) as target:
-                write_dataset(target, f"checkpoint-{number}", data)
-                target.prune(f"checkpoint-{number}", keep=2)
+                change(target, number)
 
-        when_unlocked(change, 60)
-        step += 1
+        when_unlocked(once, 60)
+        number += 1
         stop.wait(0.01)
+
+
+def save(target: dlfs.Volume, number: int) -> None:
+    """Save a checkpoint, and keep the last two."""
+    write_dataset(target, "checkpoint", {"weights": bytes([number % 256]) * 18_000})
+    target.prune("checkpoint", keep=2)
+
+
+def copy(target: dlfs.Volume, number: int) -> None:
+    """Copy a dataset in steps, or remove the copy."""
+    if number % 2:
+        target.remove("copy")
+        return
+    with target["base"] as dataset:
+        dlfs.copy_dataset(dataset, target, "copy", step_bytes=10_000)
 
 
 def places(volume: str) -> tuple[Any, ...]:
     with dlfs.open(volume) as target, target["x"] as dataset:
         directory = dataset.session.directory
         found = directory.names(), directory.addresses().tolist(), directory.crcs().tolist()
-        assert list(target.verify()) == []
+        assert len(read_dataset(target, "x")) == len(dataset)  # which verifies all samples
         return found
+
+
+def seal(volume: str, folder: Path) -> None:
+    with dlfs.open(volume) as target:
+        sealed = "x" in target
+    if not sealed:
+        import_folder(volume, folder)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -73,41 +94,52 @@ def test_an_import_is_killed_while_others_write(tmp_path: Path) -> None:
     begun = time.monotonic()
     import_folder(whole, tmp_path / "folder")
     duration_s = time.monotonic() - begun
+    with dlfs.open(volume) as target:
+        write_dataset(target, "base", {f"{i}": bytes([i]) * 5000 for i in range(10)})
     stop = FORK.Event()
-    others = [FORK.Process(target=save, args=(volume, number, stop)) for number in range(2)]
+    others = [FORK.Process(target=repeat, args=(volume, change, stop)) for change in (save, copy)]
     for other in others:
         other.start()
-    kept = []
+    kept = [0]
     try:
         for _ in range(KILLS):
             child = FORK.Process(target=import_folder, args=(volume, tmp_path / "folder"))
             child.start()
-            child.join(draw.uniform(0, duration_s))  # the moment is random
+            child.join(draw.uniform(0, 2 * duration_s))  # the moment is random
             child.kill()
             child.join()
+            assert child.exitcode in (0, -signal.SIGKILL)
             with dlfs.open(volume) as target:
-                kept += [info.sample_count for info in target.unfinished()]
-            if child.exitcode == 0:
-                break
-            assert child.exitcode == -signal.SIGKILL
-        if child.exitcode:
-            with dlfs.open(volume) as target:
-                sealed = "x" in target
-            if not sealed:
-                import_folder(volume, tmp_path / "folder")
+                is_sealed = "x" in target
+                kept += [one.sample_count for one in target.unfinished() if one.name == "x"]
+            assert kept == sorted(kept)
+            if is_sealed:
+                assert places(volume) == places(whole)
+                when_unlocked(lambda: remove(volume, "x"), 60)
+                kept = [0]
+        seal(volume, tmp_path / "folder")
     finally:
         stop.set()
         for other in others:
             other.join()
     assert [other.exitcode for other in others] == [0, 0]
-    assert kept == sorted(kept)
     assert places(volume) == places(whole)
     with dlfs.open(volume) as target:
-        assert {info.name for info in target.datasets()} == {"x", "checkpoint-0", "checkpoint-1"}
-        for number in range(2):
-            (weights,) = read_dataset(target, f"checkpoint-{number}").values()
-            assert weights == weights[:2] * 9000
-            target.remove(f"checkpoint-{number}")
+        assert list(target.verify()) == []
+        for weights in read_dataset(target, "checkpoint").values():
+            assert weights == weights[:1] * 18_000
+        copies = {info.name for info in target.datasets()} - {"x", "base", "checkpoint"}
+        assert copies <= {"copy"}
+        for name in copies:
+            assert read_dataset(target, name) == read_dataset(target, "base")
+    for name in {"base", "checkpoint", *copies}:
+        remove(volume, name)
+    with dlfs.open(volume) as target, dlfs.open(whole) as other_volume:
         assert target.unfinished() == []
-        with dlfs.open(whole) as other_volume:
-            assert target.usage().free_bytes == other_volume.usage().free_bytes
+        assert target.usage().free_bytes == other_volume.usage().free_bytes
+
+
+def remove(volume: str, name: str) -> None:
+    with dlfs.open(volume) as target:
+        target.prune(name, keep=1)
+        target.remove(name)
