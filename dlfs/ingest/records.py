@@ -12,7 +12,7 @@ of at most ``BUFFER_BYTES``, or of one larger record. A thread makes the next bl
 present one is packed, so that at most three exist.
 
 An import that goes on passes over the samples that it has. With an index it goes on at their number
-in the order of packing; otherwise each format says what it need not read.
+in the order of packing; otherwise each format says what it need not read, or gives cursors.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class ShardSource(PassingSource):
         index: where the samples lie in the shards; None if they can only be streamed.
         index_is_exact: False if ``read_indexed`` leaves samples out, counts what it sees, or learns
             from the first sample. Then an import goes on at a cursor only.
+        first_record: the first record of the first shard that ``read_shard`` has to read, from the
+            cursor at which an import goes on; it sets this to 0.
 
     Raises:
         UsageError: the list of shards is empty.
@@ -88,7 +90,8 @@ class ShardSource(PassingSource):
 
     index: RangeReader | None = None
     index_is_exact = True
-    _first = 0  # position in the order of packing, with an index
+    first_record = 0
+    _first = 0  # position in the order of samples, or of shards without an index
 
     def __init__(self, shards: Sequence[str], *, noun: str) -> None:
         if not shards:
@@ -99,23 +102,27 @@ class ShardSource(PassingSource):
 
     def seek(self, count: int, cursor: Cursor | None = None) -> int:
         """Pass over the first samples; with an index, begin at the cursor; see ``Source.seek``."""
-        if self.index is None:
-            return super().seek(count, cursor)
-        if self.index_is_exact:
+        if self.index is not None and self.index_is_exact:
             self._first = count if cursor is None else position_after(count, cursor)
         elif cursor is None:
             self.to_pass = count
         else:
             self._first = int(cursor.value["position"])
+            self.first_record = int(cursor.value.get("record", 0))
             self.to_pass = count - cursor.count
-            self.skipped = Counter(cursor.value["skipped"])
+            self.restore_skipped(cursor.value["skipped"])
         return count
+
+    def restore_skipped(self, skipped: Mapping[str, int]) -> None:
+        """Take the counts of what was left out up to a cursor."""
+        self.skipped = Counter(skipped)
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Yield the blocks of a shard without an index, each with memory of its own.
 
         A generator, which is closed if not all blocks are taken, and then closes the shard. It may
-        leave out, and not read, samples for which ``passes`` returns True.
+        leave out, and not read, samples for which ``passes`` returns True. The cursor of a block is
+        ``{"record": N}``, the number of the first record that it has not used, or None.
         """
         raise NotImplementedError
 
@@ -140,17 +147,18 @@ class ShardSource(PassingSource):
     def _in_order(self, order: Uint64Array) -> Generator[SampleBlock, None, None]:
         """Yield the blocks of the samples of the index, or of the shards, in an order."""
         if self.index is None:
-            for number in order.tolist():
-                yield from self.passed(self.salvage(number, self.read_shard(number)))
+            for position, number in [*enumerate(order.tolist())][self._first :]:
+                found = self.salvage(number, self.read_shard(number))
+                yield from self.passed(self._with_position(block, position) for block in found)
             yield from self.passed(self.read_last())
         else:
             if self._first and not self.index_is_exact:
                 self._learn(order)
             sizes = self.index.sizes
-            found = indexed_blocks(
+            blocks = indexed_blocks(
                 order, sizes, self.read_indexed, self.buffer_bytes, first=self._first
             )
-            yield from self.passed(map(self._with_skipped, found))
+            yield from self.passed(map(self._with_position, blocks))
             self.index.check_unchanged()
 
     def _learn(self, order: Uint64Array) -> None:
@@ -165,11 +173,19 @@ class ShardSource(PassingSource):
                 break
         self.skipped, self.bad = skipped, bad
 
-    def _with_skipped(self, block: SampleBlock) -> SampleBlock:
-        """Return a block whose cursor has the counts of what was left out up to it."""
-        if self.index_is_exact or block.cursor is None:
+    def _with_position(self, block: SampleBlock, position: int | None = None) -> SampleBlock:
+        """Return a block whose cursor has the counts of what was left out up to it.
+
+        Args:
+            block: a block.
+            position: position of its shard in the order, without an index.
+        """
+        if block.cursor is None or (self.index is not None and self.index_is_exact):
             return block
-        return replace(block, cursor={**block.cursor, "skipped": dict(self.skipped)})
+        cursor = {**block.cursor, "skipped": dict(self.skipped)}
+        return replace(
+            block, cursor=cursor if position is None else cursor | {"position": position}
+        )
 
     def salvage(self, number: int, items: Iterable[_T]) -> Generator[_T, None, None]:
         """Yield items of a shard up to an error behind which nothing can be found.
@@ -194,6 +210,19 @@ class ShardSource(PassingSource):
     def cancel(self) -> None:
         """End the wait of ``read_shard`` for data; called when not all blocks are taken."""
         return
+
+
+def end_with_cursor(
+    blocks: Iterable[SampleBlock], cursor: Mapping[str, Any]
+) -> Iterator[SampleBlock]:
+    """Yield blocks, the last one with a cursor."""
+    last: SampleBlock | None = None
+    for block in blocks:
+        if last is not None:
+            yield last
+        last = block
+    if last is not None:
+        yield replace(last, cursor=cursor)
 
 
 def gather(

@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ from dlfs.base.units import MIB
 from dlfs.errors import DeviceError, FormatError, UsageError
 from dlfs.ingest.bad_records import REST, Name, RecordError
 from dlfs.ingest.fields import FieldRecords, parse_choices
-from dlfs.ingest.records import ShardSource, files_of, shard_prefixes
+from dlfs.ingest.records import ShardSource, end_with_cursor, files_of, shard_prefixes
 from dlfs.ingest.registry import find_format
 from dlfs.ingest.source import (
     SampleBlock,
@@ -180,25 +181,34 @@ class ArrowSource(ShardSource):
         joined.conflicts.update(conflicts)
         return joined
 
+    def restore_skipped(self, skipped: Mapping[str, int]) -> None:
+        """Take the counts of rows up to a cursor; see ``ShardSource``."""
+        self._columns.left_out.clear()
+        self._columns.left_out.update(skipped)
+
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Read one file; see ``ShardSource``."""
         if number in self._lost:
             return
         shard, columns = self._shards[number], self._columns
+        passed, self.first_record = self.first_record, 0
         with self._opener(shard.path) as table:
             count = None  # of its samples, if it is needed and known
             if self.to_pass and columns.nulls != "skip":
                 count = table.find_row_count() if table.row_count is None else table.row_count
-            if count is not None and self.passes(count):
+            if count is not None and self.passes(count - passed):
                 return
-            passed = 0
-            for row, batch in table.batches(columns.names, 0 if count is None else self.to_pass):
+            first = passed + (0 if count is None else self.to_pass)
+            for row, batch in table.batches(columns.names, first):
+                end = row + batch.num_rows
+                if end <= passed:
+                    continue
                 self.passes(row - passed)
                 make = partial(self._blocks, shard, batch, row)
                 name = partial(_row_name, shard.path, row)
-                for blocks in self.bad.each_part(batch.num_rows, make, name):
-                    yield from blocks
-                passed = row + batch.num_rows
+                found = chain.from_iterable(self.bad.each_part(batch.num_rows, make, name))
+                yield from end_with_cursor(found, {"record": end})
+                passed = end
         if shard.row_count not in (None, passed):
             raise FormatError(
                 f"import {shard.path}: expected {shard.row_count} rows as its dataset_info.json "

@@ -95,7 +95,7 @@ def _find_types(path: str) -> Table:
         chosen_schema = pyarrow.schema(chosen)
         row = 0
         step = max(1, _BATCH_VALUES_MAX // max(1, len(chosen)))
-        for chunk in _chunks(path):
+        for chunk in _chunks(path, first):
             for start in range(0, len(chunk), step):
                 rows = chunk[start : start + step]
                 if row + len(rows) > first:
@@ -208,10 +208,15 @@ def _shown(value: Any) -> str:
 # ---- lines ---------------------------------------------------------------------------------------
 
 
-def _chunks(path: str) -> Iterator[list[Row]]:
-    """Yield the rows of a file, some at a time."""
+def _chunks(path: str, first: int = 0) -> Iterator[list[Row]]:
+    """Yield the rows of a file, some at a time; those whose rows all come before one are empty."""
     count = 0
     for lines, is_last in _lines(path):
+        before = sum(map(bool, map(bytes.strip, lines))) if count < first else 0
+        if before and count + before <= first:
+            yield [{}] * before
+            count += before
+            continue
         rows: list[Row] = []
         for number, line in enumerate(lines):
             if line.strip():

@@ -22,6 +22,7 @@ from dlfs.ingest.patterns import expand
 from dlfs.ingest.registry import find_format, make_options
 from dlfs.ingest.source import Source
 from dlfs.ingest.tables import files as tables
+from dlfs.ingest.tables import json_lines
 from tests.unit.ingest.step_sources import GROUP, SOURCES, Made
 from tests.unit.ingest.test_steps import everything, fresh, run
 
@@ -100,6 +101,13 @@ READS: dict[str, tuple[Callable[[], Any], str, Callable[..., int], int]] = {
     "tar.gz": (lambda: Archive, "read", lambda *_: 1, 0),
     "zip": (lambda: ZipArchive, "read_into", lambda *_: 1, 0),
     "parquet": (lambda: _module("pyarrow.parquet").ParquetFile, "iter_batches", rows_of_groups, 1),
+    "parquet-nulls": (
+        lambda: _module("pyarrow.parquet").ParquetFile,
+        "iter_batches",
+        rows_of_groups,
+        2,  # and the rows without a value
+    ),
+    "examples": (lambda: RangeReader, "read_ranges", lambda _, places, __: places.shape[1], 1),
     "arrow-file": (lambda: tables, "_validated", lambda batch: batch.num_rows, 1),
     "arrow-stream": (lambda: tables, "_validated", lambda batch: batch.num_rows, 1),
     "hdf5": (lambda: _hdf5(), "read", lambda _file, _array, _first, out: len(out), 1),
@@ -142,3 +150,23 @@ def test_what_earlier_steps_have_is_not_read_again(
     assert report is not None
     assert report.kept_count == unfinished.sample_count
     assert 0 <= sum(counts) - report.sample_count <= parts * GROUP
+
+
+def test_lines_of_earlier_steps_are_not_decoded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, volume = SOURCES["jsonl"](tmp_path), fresh(tmp_path / "v.img")
+    monkeypatch.setattr(json_lines, "_CHUNK_BYTES", 50_000)
+    assert run(volume, opened_here(made), kill_at=40, layout="path") is None
+    row, rows = json_lines._row, list[bytes]()
+
+    def counted(line: bytes, *rest: Any, **named: Any) -> Any:
+        rows.append(line)
+        return row(line, *rest, **named)
+
+    source = opened_here(made)  # all lines, for their types
+    monkeypatch.setattr(json_lines, "_row", counted)
+    report = run(volume, source, layout="path")
+    assert report is not None
+    assert report.kept_count > 60
+    assert 0 <= len(rows) - report.sample_count <= 25
