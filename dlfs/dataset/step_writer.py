@@ -47,6 +47,7 @@ from dlfs.dataset.sealing import EncodedVersion, Stream, Tick, merge_samples, wr
 from dlfs.dataset.second_pass import Batch, SecondPass
 from dlfs.dataset.writer import STAGE_BYTES_SHUFFLED, DatasetWriter
 from dlfs.directory import FrozenDirectory
+from dlfs.directory.builder import segment_bytes_max
 from dlfs.errors import (
     ClosedError,
     DeviceError,
@@ -240,13 +241,18 @@ class StepWriter:
             if found is not None:
                 self._go_on(transaction.base, found)
             self._choose_order(source_shuffled, one_pass)
+            journal_bytes = 0
+            if expected_bytes > self._step_bytes:  # the journals are there until the seal
+                chunks = expected_bytes // transaction.geometry.chunk_bytes
+                journal_bytes = segment_bytes_max(expected_samples, 0, chunks)
+                journal_bytes -= 0 if found is None else found.journal_bytes
             kept = (0, 0) if self._steps is None else self._steps.imported
             self.kept_count, self.kept_bytes = kept
             self._writer = self._step(
                 transaction,
                 uuid=uuid,
                 expected_samples=max(0, expected_samples - kept[0]),
-                expected_bytes=max(0, expected_bytes - kept[1]),
+                expected_bytes=max(0, expected_bytes - kept[1] + journal_bytes),
             )
             if not (self._one_pass or self.is_read) and expected_bytes > self._window_bytes:
                 self._check_room(max(0, expected_bytes - kept[1]) + expected_bytes)

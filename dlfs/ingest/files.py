@@ -251,8 +251,9 @@ class FilesSource(Source):
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
-        """Differs for files of other names, sizes, times of change or attributes."""
+        """Differs for files of other names, sizes, times of change or attributes, and by format."""
         found = hashlib.blake2b(self._table.text, digest_size=16)
+        found.update(type(self).__name__.encode())
         for field in ("length_bytes", "modified_ns"):
             found.update(self._table.files[field].tobytes())
         for name, values in self._attributes.items():

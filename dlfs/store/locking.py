@@ -4,11 +4,12 @@ Every writer locks member 0 first, so that two writers of one volume conflict th
 else. The other members are then locked in parallel, because each may have to wait until the lease
 of a dead writer expires. Readers take no lock.
 
-``when_unlocked`` waits for the lock of another writer.
+``when_unlocked`` waits for the lock of another writer, and logs who has it.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -21,6 +22,10 @@ from dlfs.errors import LockedError
 RETRY_S = 0.01
 """Time between two attempts to lock a volume that another writer has locked, in seconds."""
 
+NOTE_S = 3.0
+"""Time for which a writer waits for the lock before it logs which writer has it, in seconds."""
+
+_log = logging.getLogger("dlfs")
 _Result = TypeVar("_Result")
 
 
@@ -74,11 +79,15 @@ def when_unlocked(change: Callable[[], _Result], timeout_s: float) -> _Result:
         LockedError: the volume was locked for the whole time; the message names the writer.
         DlfsError: as the function.
     """
-    deadline = time.monotonic() + timeout_s
+    begin, is_noted = time.monotonic(), False
     while True:
         try:
             return change()
-        except LockedError:
-            if time.monotonic() >= deadline:
+        except LockedError as error:
+            waited_s = time.monotonic() - begin
+            if waited_s >= timeout_s:
                 raise
+            if waited_s >= NOTE_S and not is_noted:
+                _log.warning("%s; waiting for it", error)
+                is_noted = True
         time.sleep(RETRY_S)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
@@ -269,7 +270,8 @@ def _run(command: dict[str, Any], *, json: bool) -> None:
 
 def _without_secrets(command: dict[str, Any]) -> dict[str, Any] | None:
     """Return a command for the record of an import; None if its URLs have secrets in them."""
-    texts = [*command["arguments"], *(command["attributes"] or [])]
+    values = (each if isinstance(each, list) else [each] for each in command.values())
+    texts = (text for text in chain.from_iterable(values) if isinstance(text, str))
     return command if all(redact(text) == text for text in texts) else None
 
 

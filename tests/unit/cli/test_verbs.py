@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
+from dlfs.cli.verbs import import_
 from dlfs.dataset.step_writer import StepWriter
 from dlfs.dataset.writer import DatasetWriter
 from dlfs.errors import DeviceError
@@ -339,6 +340,8 @@ def test_a_command_is_kept_without_secrets(run, volume, tmp_path, monkeypatch) -
     (info,) = run("info", volume, "--json").json["unfinished"]
     assert info["origin"]["command"] is None
     assert "its URLs have secrets" in run("import", "--resume", volume).err
+    for value in (secret, ["x=1", secret]):
+        assert import_._without_secrets({"arguments": ["made"], "other": value}) is None
 
 
 def test_import_wants_source_and_volume(run, volume) -> None:

@@ -14,7 +14,14 @@ import pytest
 import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.dataset import step_writer
-from dlfs.errors import ChecksumError, ExistsError, NotFoundError, StaleError, UsageError
+from dlfs.errors import (
+    ChecksumError,
+    ExistsError,
+    NotFoundError,
+    SpaceError,
+    StaleError,
+    UsageError,
+)
 from dlfs.format.geometry import DataSpace
 from dlfs.ingest.attributes import AttributedSource, PathRule, Rule, TableRule, label_rule
 from dlfs.ingest.importer import ImportReport, import_dataset, open_source
@@ -608,3 +615,21 @@ def test_paths_that_the_version_has_are_found_by_each_batch(tmp_path: Path) -> N
         with pytest.raises(ExistsError, match="'b/old001': it was added already"), writer:
             writer.add_batch([b"b/old001", b"new"], b"12", lengths - 1, lengths)
         assert volume.unfinished() == []
+
+
+def test_another_format_is_another_source(tmp_path: Path) -> None:
+    path, volume = folder(tmp_path), fresh(tmp_path / "v.img")
+    assert run(volume, opened(path), kill_at=8) is None
+    source = open_source(path, format_name="imagefolder")
+    with pytest.raises(UsageError, match="are not those of now"):
+        run(volume, source)
+
+
+def test_journals_are_among_the_expected_space(tmp_path: Path) -> None:
+    with dlfs.open(fresh(tmp_path / "v.img")) as target:
+        free_bytes = target.usage().free_bytes
+        samples = free_bytes // 148  # of which 32 bytes in the directory have room once, not twice
+        options = {"expected_samples": samples, "expected_bytes": samples * 100}
+        target.step_writer("x", {}, step_bytes=1 << 40, **options).abort()
+        with pytest.raises(SpaceError):
+            target.step_writer("x", {}, step_bytes=1 << 20, **options)

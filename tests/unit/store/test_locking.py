@@ -25,6 +25,7 @@ from dlfs.errors import (
     LockedError,
     UsageError,
 )
+from dlfs.store import locking
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.transaction import Generation, check_volume
 from dlfs.volume.volume import Volume
@@ -48,6 +49,26 @@ def volume(paths: list[Path]) -> Iterator[Volume]:
 
 def record_of(path: Path) -> bytes:
     return path.read_bytes()[RECORD_OFFSET_BYTES : RECORD_OFFSET_BYTES + RECORD_BYTES]
+
+
+def test_a_writer_that_waits_says_for_whom(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(locking, "NOTE_S", 0.0)
+    attempts: list[int] = []
+    with volume.writer("x"):
+
+        def change() -> str:
+            attempts.append(1)
+            if len(attempts) == 4:
+                return "done"
+            with dlfs.open(volume.uri) as other, other.writer("y"):
+                raise AssertionError
+
+        assert locking.when_unlocked(change, 60) == "done"
+    (message,) = caplog.messages
+    assert "held by dlfs writing dataset 'x'" in message
+    assert message.endswith("; waiting for it")
 
 
 def test_a_writer_holds_every_member(volume: Volume, paths: list[Path]) -> None:
