@@ -90,7 +90,6 @@ and values of JSON that are left out if they have no room in the record."""
 _DAMAGED = "its journal is damaged, so the import cannot go on: 'dlfs import --abandon' frees it"
 MERGES_MAX = 3
 """Attempts to merge the samples with the newest version while the volume is unlocked."""
-_PATHS_AT_ONCE = 1 << 16
 Counts = tuple[int, int]
 """Number of samples, and sum of their lengths in bytes."""
 SOURCE_NAME_MAX = 1000
@@ -244,8 +243,8 @@ class StepWriter:
             journal_bytes = 0
             if expected_bytes > self._step_bytes:  # the journals are there until the seal
                 chunks = expected_bytes // transaction.geometry.chunk_bytes
-                journal_bytes = segment_bytes_max(expected_samples, 0, chunks)
-                journal_bytes -= 0 if found is None else found.journal_bytes
+                most = segment_bytes_max(expected_samples, 0, chunks)
+                journal_bytes = most - (found.journal_bytes if found else 0)
             kept = (0, 0) if self._steps is None else self._steps.imported
             self.kept_count, self.kept_bytes = kept
             self._writer = self._step(
@@ -394,7 +393,7 @@ class StepWriter:
         Args:
             count: samples of the source in the block, with those that were left out.
             cursor: as in ``add_batch``.
-            bad: bad records in the source so far.
+            bad: bad records so far.
         """
         self.source_count += count
         self.bad_so_far = bad
@@ -427,9 +426,7 @@ class StepWriter:
         """Yield the paths of the samples of all steps so far; see ``find_known`` for memory."""
         self._load_directories()
         for directory in self._loaded:
-            for first in range(0, len(directory), _PATHS_AT_ONCE):
-                count = min(_PATHS_AT_ONCE, len(directory) - first)
-                yield from directory.names(first, count)
+            yield from directory.names()
 
     def _load_directories(self) -> None:
         """Load the directories of the steps that are not loaded yet."""
@@ -526,7 +523,8 @@ class StepWriter:
         return info
 
     def _seal(self) -> DatasetInfo:
-        self._close_loaded()
+        while self._loaded:
+            self._loaded.pop().close()
         second = (self.is_read or self._begin_second_pass()) and self._pack_again()
         if self._steps is None:
             writer = self._opened()
@@ -767,15 +765,12 @@ class StepWriter:
 
     def abort(self) -> None:
         """Discard the samples since the last step. Idempotent."""
-        self._close_loaded()
+        while self._loaded:
+            self._loaded.pop().close()
         if self._state == "open":
             self._state = "aborted"
             if self._writer is not None:
                 self._writer.abort()
-
-    def _close_loaded(self) -> None:
-        while self._loaded:
-            self._loaded.pop().close()
 
     def __enter__(self) -> Self:
         return self
