@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 BLOCK = 4096
-DRAFT = 4
+DRAFT = 5
 Runs = list[tuple[int, int]]
 
 
