@@ -196,6 +196,8 @@ class ArrivingShards(Source):
     def _find_present(self, shards: Sequence[Fetch]) -> int:
         """Return the number of the first shard that has samples to read, as far as is known."""
         present = self._at.get("shard", 0)
+        if self.bad.are_allowed:  # there may be bad ones behind the last sample
+            return int(present)
         while present < len(shards) and self._facts_of(shards[present]).get("count") == self._used:
             present, self._used = present + 1, 0
             self._at = {"shard": present, "count": 0}
