@@ -25,7 +25,7 @@ from dlfs.connection.previous_version import SharedChunks
 from dlfs.connection.segment_loading import load_segment
 from dlfs.connection.unfinished import load_step
 from dlfs.directory import CheckedRanges, FrozenDirectory, checked_ranges
-from dlfs.errors import DeviceError, DlfsError, FormatError
+from dlfs.errors import DeviceError, DlfsError, FormatError, StaleError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace, split_runs
 from dlfs.format.paths import display
@@ -101,12 +101,17 @@ def verify_volume(
     for record in records:
         kind = _DatasetCheck if record.state == "sealed" else _UnfinishedCheck
         check = kind(generation, record, lost, shared)
-        for finding in check.run(
+        found = check.run(
             lambda part, base=done: progress(min(base + part, total), total)  # type: ignore[misc]
-        ):
-            if _is_removed(generation, record):
-                break
-            yield finding
+        )
+        try:
+            for finding in found:
+                if _is_removed(generation, record):
+                    break
+                yield finding
+        except StaleError:
+            if not _is_removed(generation, record):
+                raise
         done += _size_of(generation, record, shared)
         progress(done, total)
     yield from _report_lost(generation, lost)

@@ -17,6 +17,7 @@ from dlfs.format.geometry import DataSpace
 from dlfs.store.transaction import load_generation
 from tests.fault.test_order import seal
 from tests.support.files import flip_bit
+from tests.support.volumes import new_volume, write_dataset
 
 CHUNK = 16 << 10
 LARGE = random.Random(7).randbytes(5 * CHUNK + 1000)
@@ -99,3 +100,17 @@ def test_a_checksum_that_is_not_that_of_the_parts_is_a_finding(path: Path) -> No
         assert "sample 0 'large' to be that of its parts" in str(next(iter(volume.verify())))
         with volume.dataset("a", kinds[0][1]) as dataset:
             assert dataset.get("large") == LARGE
+
+
+def test_a_dataset_that_is_removed_meanwhile_is_left_out(tmp_path: Path) -> None:
+    path = new_volume(tmp_path / "volume.img", size_bytes=4 << 20, chunk_bytes=CHUNK)
+    write_dataset(path, "a", {"x": b"1" * 5000})
+    write_dataset(path, "b", {"y": b"2" * 5000})
+    with dlfs.open(path) as volume, dlfs.open(path) as other:
+
+        def remove(_done: int, _total: int) -> None:
+            if "b" in other:
+                other.remove("b")
+
+        findings = list(volume.verify(progress=remove))
+    assert [str(one) for one in findings] == []
