@@ -37,7 +37,7 @@ NAMES_IN_BLOCK = 16
 """Names that one offset in the names part stands for."""
 _LOCATION_BYTES = LOCATION.itemsize
 UNFINISHED = "the unfinished import of"
-"""What the errors of steps have before the name of the dataset."""
+"""Text before the name of the dataset in the errors of steps, which tells them from others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,7 @@ class UnfinishedSteps:
 
     @property
     def first_pass(self) -> FirstPass | None:
-        """What the first pass has; None before the second one has begun."""
+        """The end of the first pass; None before the second one has begun."""
         return find_first_pass(self.record.tags)
 
     @property

@@ -84,7 +84,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger("dlfs")
 
 Origin = Mapping[str, Any]
-"""What the record of an unfinished import says of its source: ``source``, its name for users;
+"""Description of a source in the record of an unfinished import: ``source``, its name for users;
 ``fingerprint``, which differs for another source, and for other options that change the dataset;
 and values of JSON that are left out if they have no room in the record."""
 _DAMAGED = "its journal is damaged, so the import cannot go on: 'dlfs import --abandon' frees it"

@@ -83,7 +83,7 @@ STAGE_BYTES_ORDERED = 8 * MIB
 SEED_MAX = (1 << 64) - 1
 
 NAMES_GROWTH = 2
-"""How much longer the names of an earlier version may become, in which others are put: the first
+"""Factor by which the names of an earlier version may grow when others come between them: the first
 name of each block is stored as a whole, and the blocks begin at other names then."""
 
 _NO_ATTRIBUTES: Attributes = {}

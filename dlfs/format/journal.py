@@ -55,7 +55,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class FirstPass:
-    """What the first pass of an import has, whose second pass packs all of it again.
+    """The end of the first pass of an import, all samples of which the second pass packs again.
 
     Attributes:
         step_count: number of its steps; those that follow are of the second pass.

@@ -65,7 +65,7 @@ SPOOL_BYTES = 4 * GIB
 """Most bytes of local copies of remote objects, unless the caller says otherwise."""
 
 SKIPPED, EMPTY = "skipped", "empty_directories"
-"""What the second pass keeps of the source: entries left out by reason, and empty directories."""
+"""Keys of the origin, for the second pass: entries left out by reason, and empty directories."""
 ALREADY_THERE = "sample that the dataset has already"
 """Reason for which samples are skipped with ``skip_existing``."""
 
@@ -86,7 +86,7 @@ class ImportReport:
     bad: BadReport = field(default_factory=BadReport)
     """Bad records that were left out, as ``skip_bad`` allows."""
     warnings: Sequence[str] = ()
-    """What the user should know of the dataset, such as why it is shuffled within windows only."""
+    """Messages about the dataset, such as why it is shuffled within windows only."""
 
 
 def open_source(
