@@ -45,6 +45,8 @@ APT_BUILD := gcc:gcc pkg-config:pkg-config fusermount3:fuse3 \
 APT_TEST := clang-tidy:clang-tidy getfattr:attr rsync:rsync qemu-system-x86_64:qemu-system-x86 busybox:busybox-static \
 	clang:clang /usr/share/doc/libclang-rt-dev/copyright:libclang-rt-dev
 
+APT_SLURM := slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge ip:iproute2
+
 # Packages for make bench, which lists the missing ones and does not install them.
 APT_BENCH := fio:fio mksquashfs:squashfs-tools squashfuse_ll:squashfuse mkfs.erofs:erofs-utils perf:linux-perf \
 	nginx:nginx-light /usr/src/linux-source-6.1.tar.xz:linux-source-6.1
@@ -59,7 +61,7 @@ PACKAGES ?=
 # Such as --keep, or --dir DIR.
 DEMO_ARGS ?=
 
-.PHONY: help setup build test pytest test-examples demo lint lint-quick lint-slow mypy bench bench-dlio docs wheel release release-check clean format .venv/.extra
+.PHONY: help setup build test pytest test-examples test-slurm demo lint lint-quick lint-slow mypy bench bench-dlio docs wheel release release-check clean format .venv/.extra
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | \
@@ -88,6 +90,12 @@ pytest:
 # They take a minute of CPU time, most of it for importing PyTorch, for which CI has no room: make test runs two of them.
 test-examples: build .venv/.extra ## every program and notebook of examples/; PACKAGES="torch torchvision nbclient ipykernel"
 	DLFS_EXAMPLES=all $(BIN)/pytest tests/examples $(PYTEST_ARGS)
+
+# They start Slurm clusters, whose time-outs are seconds: minutes, for which CI has no room.
+test-slurm: export OPENBLAS_NUM_THREADS := 1
+test-slurm: build .venv/.extra ## jobs on a real Slurm cluster in network namespaces, as root; PACKAGES="torch"
+	$(call apt,$(APT_SLURM))
+	DLFS_REQUIRE="$${DLFS_REQUIRE-fuse,root,slurm}" DLFS_SLURM=1 $(BIN)/pytest -m slurm tests/slurm $(PYTEST_ARGS)
 
 demo: build .venv/.extra ## real images: import, verify, mount, train
 	$(BIN)/python -m examples.demo $(DEMO_ARGS)

@@ -1,11 +1,11 @@
 """Fixtures for all tests, and what a machine must have for them.
 
-A test marked ``fuse``, ``qemu``, ``root``, ``spdk`` or ``uring`` is skipped, with the reason, where
-the machine lacks it, ``torch`` and ``frameworks`` where those packages are missing. CI names what
-it has in ``DLFS_REQUIRE`` (such as ``fuse,root,uring``); there, lacking it fails the test, so that
-no skip goes unseen. Hypothesis has no limit on the time of an example: a busy machine would fail a
-test for nothing. CI draws the same examples in every run, so that a failure is about the change;
-runs elsewhere draw new ones.
+A test marked ``fuse``, ``qemu``, ``root``, ``slurm``, ``spdk`` or ``uring`` is skipped, with the
+reason, where the machine lacks it, ``torch`` and ``frameworks`` where those packages are missing.
+CI names what it has in ``DLFS_REQUIRE`` (such as ``fuse,root,uring``); there, lacking it fails the
+test, so that no skip goes unseen. Hypothesis has no limit on the time of an example: a busy machine
+would fail a test for nothing. CI draws the same examples in every run, so that a failure is about
+the change; runs elsewhere draw new ones.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from dlfs.errors import DeviceError
 from tests.nvmet.kernel import lacks_guest
 from tests.nvmet.shared import SUBSYSTEMS
 from tests.nvmet.target import KernelTarget
+from tests.slurm.lab import lacks_slurm
 from tests.spdk.target import SpdkTarget, lacks_spdk
 
 
@@ -63,6 +64,10 @@ def _lacks_uring() -> str | None:
     return None
 
 
+def _lacks_slurm() -> str | None:
+    return lacks_slurm() if os.environ.get("DLFS_SLURM") else "takes minutes: make test-slurm"
+
+
 def _lacks_torch() -> str | None:
     if importlib.util.find_spec("torch") is None:
         return "no torch (make test PACKAGES=torch)"
@@ -81,6 +86,7 @@ _LACKS: dict[str, Callable[[], str | None]] = {
     "fuse": _lacks_fuse,
     "qemu": lacks_guest,
     "root": _lacks_root,
+    "slurm": _lacks_slurm,
     "spdk": lacks_spdk,
     "torch": _lacks_torch,
     "uring": _lacks_uring,
