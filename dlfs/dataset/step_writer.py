@@ -20,37 +20,32 @@ Threads: one at a time.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 from uuid import UUID
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dlfs.attributes import AttributeNames
 from dlfs.attributes.builder import as_array
-from dlfs.attributes.merging import check_columns
 from dlfs.base.arguments import Layout, check_integer
 from dlfs.base.closing import closed_on_error
 from dlfs.base.units import GIB, format_bytes, format_count
-from dlfs.base.wording import list_names, quote
+from dlfs.base.wording import quote
 from dlfs.connection.previous_version import PreviousVersion, load_previous_version
-from dlfs.connection.stored_samples import UNFINISHED, stored_step, stored_version
-from dlfs.connection.unfinished import UnfinishedSteps, load_step, load_steps
-from dlfs.dataset.sealing import EncodedVersion, Stream, Tick, merge_samples, write_version
+from dlfs.connection.unfinished import UnfinishedSteps, load_steps
+from dlfs.dataset.committed_steps import DAMAGED, CommittedSteps, digest_labels
+from dlfs.dataset.sample_packer import STAGE_BYTES_SHUFFLED
+from dlfs.dataset.sealing import Tick, write_version
 from dlfs.dataset.second_pass import Batch, SecondPass
-from dlfs.dataset.writer import STAGE_BYTES_SHUFFLED, DatasetWriter
-from dlfs.directory import FrozenDirectory
+from dlfs.dataset.writer import DatasetWriter
 from dlfs.directory.builder import segment_bytes_max
 from dlfs.errors import (
     ClosedError,
-    DeviceError,
     FormatError,
     SpaceError,
     StaleError,
@@ -58,13 +53,13 @@ from dlfs.errors import (
 )
 from dlfs.format.bad_records import BadReport, read_bad_records
 from dlfs.format.catalog import Catalog, DatasetRecord
-from dlfs.format.constants import ADDRESS_MAX, RESERVED_PREFIX, SOURCE_BYTES_MAX
+from dlfs.format.constants import ADDRESS_MAX, SOURCE_BYTES_MAX
 from dlfs.format.geometry import ChunkRun, DataSpace
 from dlfs.format.journal import CURSOR_BYTES_MAX, Cursor, FirstPass
 from dlfs.format.paths import PathLike, display, path_bytes
 from dlfs.store.info import DatasetInfo, describe_dataset, read_origin
-from dlfs.store.locking import when_unlocked
-from dlfs.store.space import count_chunks, joined_runs
+from dlfs.store.sample_buffer import SampleBuffer
+from dlfs.store.space import joined_runs
 from dlfs.store.transaction import Generation, Transaction, after_commit
 
 if TYPE_CHECKING:
@@ -74,41 +69,16 @@ STEP_BYTES = 2 * GIB
 """Bytes of samples after which a step ends."""
 STEP_SAMPLES = 1 << 19
 """Samples after which a step ends, however small they are: its writer has their paths in memory."""
-PAUSE_S = 0.03
-"""Time between two steps in which another writer can lock the volume, in seconds: a writer that
-waits for the lock tries every 10 ms."""
-LOCK_TIMEOUT_S = 3600.0
-"""Longest wait for the lock that another writer has between two steps, in seconds."""
-
-_T = TypeVar("_T")
 _log = logging.getLogger("dlfs")
 
 Origin = Mapping[str, Any]
 """Description of a source in the record of an unfinished import: ``source``, its name for users;
 ``fingerprint``, which differs for another source, and for other options that change the dataset;
 and values of JSON that are left out if they have no room in the record."""
-_DAMAGED = "its journal is damaged, so the import cannot go on: 'dlfs import --abandon' frees it"
-MERGES_MAX = 3
-"""Attempts to merge the samples with the newest version while the volume is unlocked."""
 Counts = tuple[int, int]
 """Number of samples, and sum of their lengths in bytes."""
 SOURCE_NAME_MAX = 1000
 """Most characters of a source's name in the record, if not all of the origin has room."""
-
-
-def _places(
-    record: DatasetRecord, base: DatasetRecord | None
-) -> tuple[tuple[ChunkRun, ...], UUID | None, tuple[ChunkRun, ...]]:
-    """Return where an import's journal and the version to append to are."""
-    if base is None:
-        return record.journal_runs, None, ()
-    return record.journal_runs, base.uuid, (*base.data_runs, *base.directory_runs)
-
-
-def _digest(labels: Mapping[str, int]) -> str:
-    """Return a text that differs for other classes or labels; empty without any."""
-    encoded = json.dumps(sorted(labels.items())).encode()
-    return hashlib.blake2b(encoded, digest_size=8).hexdigest() if labels else ""
 
 
 def _base_bad(base: DatasetRecord | None) -> BadReport:
@@ -130,11 +100,6 @@ def _encode_origin(origin: Origin) -> bytes:
         return encoded
     kept = {key: origin.get(key) for key in ("fingerprint", "step_bytes")}
     return json.dumps({**kept, "source": str(origin.get("source"))[:SOURCE_NAME_MAX]}).encode()
-
-
-def let_others_lock() -> None:
-    """Wait between two steps."""
-    time.sleep(PAUSE_S)
 
 
 class StepWriter:
@@ -173,7 +138,6 @@ class StepWriter:
         source_count: samples of the source that the steps so far have used. The caller adds those
             that follow.
         cursor: the last cursor that the source gave for these samples; None without one.
-        previous: the version that is appended to, as it was at the start; None without.
         kept_count: samples of the steps that were there at the start.
         kept_bytes: sum of their lengths.
         sample_count: samples so far: of earlier steps, added since, and of the version that is
@@ -207,16 +171,13 @@ class StepWriter:
         on_end: Callable[[Generation | None], None] = lambda _: None,
         on_second_pass: Callable[[Counts, Counts], None] = lambda _done, _total: None,
     ) -> None:
-        self._begin = begin
-        self._read = read
         self._name = name
         self.origin = dict(origin)
         self.warnings: list[str] = []
         action = f"write {display(name)!r} in steps"
         check_integer(step_bytes, 1, ADDRESS_MAX, option="step_bytes", action=action)
         self.origin["step_bytes"] = step_bytes
-        self._choose_base = choose_base
-        self.previous: PreviousVersion | None = None
+        self._committed = CommittedSteps(begin, read, name, choose_base, defaults or {})
         self.layout: Layout = layout or "shuffled"
         self.bad = self.bad_so_far = BadReport()
         self.source_count, self.cursor = 0, cast(Cursor | None, None)
@@ -224,19 +185,17 @@ class StepWriter:
         self._on_second_pass = on_second_pass
         self._options: dict[str, Any] = {"seed": seed, "defaults": defaults, "on_end": on_end}
         self._directories: list[PathLike] = []
-        self._loaded: list[FrozenDirectory] = []
-        self._tick: Tick = lambda _samples: None
-        self._steps: UnfinishedSteps | None = None
         self._writer: DatasetWriter | None = None
         self._state = "open"
         transaction = begin()
         with closed_on_error(transaction):
             found = transaction.base.catalog.find_unfinished(name)
-            base = self._find_base(transaction.base)
+            base = self._committed.find_base(transaction.base)
             if base is not None:
-                self.previous = load_previous_version(transaction.base, base)
+                previous = load_previous_version(transaction.base, base)
+                self._committed.previous = previous
                 self.layout = layout or cast(Layout, base.layout)
-                self.origin["labels"] = _digest(self.previous.labels())
+                self.origin["labels"] = digest_labels(previous.labels())
             if found is not None:
                 self._go_on(transaction.base, found)
             self._choose_order(source_shuffled, one_pass)
@@ -264,14 +223,14 @@ class StepWriter:
         """Take over the steps of an unfinished import, and what it began with."""
         self._check_origin(found, self.origin)
         try:
-            self._steps = load_steps(base, found)
+            steps = self._committed.steps = load_steps(base, found)
         except FormatError as error:
-            error.add_note(_DAMAGED)
+            error.add_note(DAMAGED)
             raise
         self.origin |= read_origin(found)
         self.layout = cast(Layout, found.layout)
         self._options["seed"] = found.seed
-        self.source_count, self.cursor = self._steps.source_count, self._steps.cursor
+        self.source_count, self.cursor = steps.source_count, steps.cursor
         self.bad_so_far = read_bad_records(found.tags)
 
     def _choose_order(self, source_shuffled: bool, one_pass: bool) -> None:
@@ -281,7 +240,7 @@ class StepWriter:
         self._by_batches = source_shuffled and self.layout != "path"
         self._step_bytes: int = self.origin["step_bytes"]
         self._options["source_shuffled"] = source_shuffled
-        self._options["stage_bytes"] = self._window_bytes if shuffles else None
+        self._options["stage"] = SampleBuffer(self._window_bytes) if shuffles else None
         if self.is_read:
             self.bad = self.bad_so_far
             self._pack_in_order()
@@ -309,6 +268,15 @@ class StepWriter:
         options = {**self._options, **kept, **options}
         version, self._base = transaction.next_version(self._name), transaction.base
         return DatasetWriter(transaction, self._name, version, **options)
+
+    @property
+    def previous(self) -> PreviousVersion | None:
+        """The version that is appended to, as it was at the start; None without."""
+        return self._committed.previous
+
+    @property
+    def _steps(self) -> UnfinishedSteps | None:
+        return self._committed.steps
 
     @property
     def is_read(self) -> bool:
@@ -406,37 +374,16 @@ class StepWriter:
         return writer.new_bytes >= self._step_bytes or writer.new_count >= STEP_SAMPLES
 
     def find_known(self, paths: Sequence[bytes]) -> set[bytes]:
-        """Return those of some paths that samples of the import have.
+        """Return those of some paths that samples of the dataset have.
 
-        Memory: the directories of the steps, about 32 bytes a sample and its path, from the first
-        call on.
-
-        Raises:
-            FormatError, DeviceError: as ``load_step``.
+        Memory: as ``CommittedSteps.find_known``.
         """
-        self._load_directories()
-        known = set() if self._writer is None else {path for path in paths if path in self._writer}
-        before = [] if self.previous is None else [self.previous.directory]
-        for directory in (*before, *self._loaded):
-            places = directory.find(paths)
-            known.update(paths[number] for number in np.flatnonzero(places >= 0).tolist())
-        return known
+        added = () if self._writer is None else (path for path in paths if path in self._writer)
+        return self._committed.find_known(paths).union(added)
 
     def kept_paths(self) -> Iterator[bytes]:
         """Yield the paths of the samples of all steps so far; see ``find_known`` for memory."""
-        self._load_directories()
-        for directory in self._loaded:
-            yield from directory.names()
-
-    def _load_directories(self) -> None:
-        """Load the directories of the steps that are not loaded yet."""
-        steps = () if self._steps is None else self._steps.steps[len(self._loaded) :]
-        if not steps:
-            return
-        with self._read() as generation:
-            record = self._found(generation).record
-            for step in steps:
-                self._loaded.append(load_step(generation, record, step)[0])
+        return self._committed.kept_paths()
 
     def _end_of_step(self, writer: DatasetWriter, lengths: NDArray[np.int64], first: int) -> int:
         """Return the position after the last sample to add to the present step."""
@@ -457,7 +404,7 @@ class StepWriter:
 
     def _commit_step(self, writer: DatasetWriter, *tags: tuple[int, bytes]) -> None:
         writer.bad, origin = self.bad_so_far, _encode_origin(self.origin)
-        self._steps = writer.commit_step(self.source_count, origin, self.cursor, tags)
+        self._committed.steps = writer.commit_step(self.source_count, origin, self.cursor, tags)
         self._writer = None
 
     def _opened(self) -> DatasetWriter:
@@ -465,7 +412,7 @@ class StepWriter:
         if self._state != "open":
             raise ClosedError(f"write {quote(self._name)} in steps: the writer is {self._state}")
         if self._writer is None:
-            transaction = self._lock()
+            transaction = self._committed.lock()
             with closed_on_error(transaction):
                 self._writer = self._step(transaction)
         return self._writer
@@ -475,31 +422,6 @@ class StepWriter:
         if self._writer is not None:
             self._writer.abort()
             self._writer = None
-
-    def _lock(self) -> Transaction:
-        """Start the next transaction; the import must be as the last one left it."""
-        let_others_lock()
-        transaction = when_unlocked(self._begin, LOCK_TIMEOUT_S)
-        with closed_on_error(transaction):
-            self._steps = self._found(transaction.base)
-        return transaction
-
-    def _found(self, generation: Generation) -> UnfinishedSteps:
-        """Return the steps with the record of a generation: its chunks may have been moved.
-
-        Raises:
-            StaleError: the import is not as the last step left it.
-        """
-        assert self._steps is not None
-        found = generation.catalog.find_unfinished(self._name)
-        known = self._steps.record
-        if found is None or (found.uuid, found.journal_bytes) != (known.uuid, known.journal_bytes):
-            what = "it is gone" if found is None else "another writer has gone on with it"
-            raise StaleError(
-                f"go on with the unfinished import of {quote(self._name)}: expected it as the "
-                f"last step left it, but {what}"
-            )
-        return self._steps.with_record(found)
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -513,29 +435,30 @@ class StepWriter:
             ExistsError: two samples of different steps have one path, or a file and a directory.
             DlfsError: as ``DatasetWriter.seal``. The writer has aborted; its steps are kept.
         """
-        self._tick = tick
         try:
-            info = self._seal()
+            info = self._seal(tick)
         except BaseException as error:
             self._give_up(error)
             raise
         self._state = "sealed"
         return info
 
-    def _seal(self) -> DatasetInfo:
-        while self._loaded:
-            self._loaded.pop().close()
+    def _seal(self, tick: Tick) -> DatasetInfo:
+        self._committed.release_directories()
         second = (self.is_read or self._begin_second_pass()) and self._pack_again()
         if self._steps is None:
             writer = self._opened()
             for path in self._directories:
                 writer.add_directory(path)
             writer.bad += self.bad
-            return writer.seal(self._tick)
+            return writer.seal(tick)
         if self._writer is not None and self._writer.new_count:
             self._commit_step(self._writer)
         self._unlock()
-        transaction, encoded, base = self._merge_and_lock(second=second)
+        self._options["stage"] = None  # the merge needs memory, too
+        transaction, encoded, base = self._committed.merge_and_lock(
+            [path_bytes(path) for path in self._directories], second=second, tick=tick
+        )
         with closed_on_error(transaction):
             record = write_version(
                 transaction,
@@ -559,126 +482,6 @@ class StepWriter:
                 self._options["on_end"](generation)
         return describe_dataset(record, transaction.geometry)
 
-    def _merge_and_lock(
-        self, *, second: bool
-    ) -> tuple[Transaction, EncodedVersion, DatasetRecord | None]:
-        """Merge the samples while the volume is unlocked, then lock it.
-
-        If another writer has committed another version to append to meanwhile, this is done again;
-        at last while the volume is locked.
-        """
-        if self.previous is not None:
-            self.previous.close()
-        for _ in range(MERGES_MAX):
-            encoded, merged = self._merge(self._read, second)
-            transaction = self._lock()
-            with closed_on_error(transaction):
-                base = self._find_base(transaction.base)
-            if merged == (None if base is None else base.uuid):
-                return transaction, encoded, base
-            transaction.close()
-        transaction = self._lock()
-        with closed_on_error(transaction):
-            encoded, _ = self._merge(lambda: nullcontext(transaction.base), second)
-            return transaction, encoded, self._find_base(transaction.base)
-
-    def _find_base(self, generation: Generation) -> DatasetRecord | None:
-        """Return the version to append to in a generation; None without."""
-        return None if self._choose_base is None else self._choose_base(generation.catalog)
-
-    def _merge(
-        self, read: Callable[[], AbstractContextManager[Generation]], second: bool
-    ) -> tuple[EncodedVersion, UUID | None]:
-        """Merge the samples of one pass, and of the version to append to; also return its UUID."""
-
-        def merge(
-            generation: Generation, steps: UnfinishedSteps
-        ) -> tuple[EncodedVersion, UUID | None]:
-            base = self._find_base(generation)
-            encoded = self._merge_steps(generation, steps.of_pass(second=second), base)
-            return encoded, None if base is None else base.uuid
-
-        return self._read_journal(read, merge)
-
-    def _read_journal(
-        self,
-        read: Callable[[], AbstractContextManager[Generation]],
-        use: Callable[[Generation, UnfinishedSteps], _T],
-    ) -> _T:
-        """Return what a function makes of the journal, and of the version to append to.
-
-        Others may move the journal meanwhile; then it is read again where it is now.
-        """
-        while True:
-            with read() as generation:
-                steps = self._steps = self._found(generation)
-                base = self._find_base(generation)
-                try:
-                    return use(generation, steps)
-                except (FormatError, DeviceError) as error:
-                    with read() as newest:
-                        now = self._found(newest).record, self._find_base(newest)
-                    if _places(*now) != _places(steps.record, base):
-                        continue
-                    if isinstance(error, FormatError) and UNFINISHED in str(error):
-                        error.add_note(_DAMAGED)  # a step is, and not the version before
-                    raise
-
-    def _merge_steps(
-        self, generation: Generation, steps: UnfinishedSteps, base: DatasetRecord | None
-    ) -> EncodedVersion:
-        streams, columns, first = [], steps.columns, 0
-        if base is not None:
-            self._check_base(generation, base, steps)
-            stored = stored_version(generation, base)
-            first = count_chunks(base.split_data_runs(generation.geometry.chunk_bytes)[0])
-            streams.append(Stream(stored, 0, first))
-            columns = stored.columns.dtypes | columns
-        for step in steps.steps:
-            header, stored = step.header, stored_step(generation, steps.record, step)
-            streams.append(Stream(stored, first + header.first_chunk, header.chunk_count))
-        return merge_samples(
-            streams,
-            uuid=steps.record.uuid,
-            chunk_bytes=generation.geometry.chunk_bytes,
-            directories=[path_bytes(path) for path in self._directories],
-            columns=columns,
-            defaults=AttributeNames(self._options["defaults"] or {}).stored_defaults,
-            encoder=steps.encoder,
-            tick=self._tick,
-        )
-
-    def _check_base(
-        self, generation: Generation, base: DatasetRecord, steps: UnfinishedSteps
-    ) -> None:
-        """Check that the samples of the steps can be appended to a version.
-
-        Raises:
-            UsageError: they have other attributes or fields than the version has, because another
-                writer has made it since the import began.
-        """
-        if self.previous is not None and base.uuid == self.previous.record.uuid:
-            return
-        previous = load_previous_version(generation, base)
-        with previous:
-            what = f"append to version {base.version} of {quote(self._name)}, which is new"
-            check_columns(what, previous.columns, steps.columns)
-            differing = (previous.names ^ steps.names) - (self._options["defaults"] or {}).keys()
-            differing = frozenset(n for n in differing if not n.startswith(RESERVED_PREFIX))
-            texts = [each and each.text for each in (previous.encoder, steps.encoder)]
-            if base.sample_count and (differing or texts[0] != texts[1]):
-                difference = f"attributes {list_names(differing)}" if differing else "fields"
-                raise UsageError(
-                    f"{what}: expected the {difference} in both, or in neither, of its samples and "
-                    "those of the import, which began before; free it with 'dlfs import "
-                    "--abandon', and import them anew"
-                )
-            if _digest(previous.labels()) != read_origin(steps.record).get("labels", ""):
-                raise UsageError(
-                    f"{what}: expected the classes and labels that the dataset had when the import "
-                    "began; free it with 'dlfs import --abandon', and import all classes anew"
-                )
-
     def _begin_second_pass(self) -> bool:
         """Commit what the source gave last; return False if there is to be no second pass."""
         steps = self._steps
@@ -699,7 +502,7 @@ class StepWriter:
 
     def _pack_in_order(self) -> None:
         """Pack the samples that follow in the order in which they are added."""
-        self._options |= {"source_shuffled": True, "stage_bytes": None}
+        self._options |= {"source_shuffled": True, "stage": None}
         self._by_batches = True
 
     def _check_room(self, expected_bytes: int = 0) -> bool:
@@ -727,8 +530,8 @@ class StepWriter:
         """Pack all samples once more; return False if there was no room for them."""
         self._unlock()
         seed, block_bytes = self._options["seed"], self._window_bytes
-        second = self._read_journal(
-            self._read, partial(SecondPass, seed=seed, block_bytes=block_bytes)
+        second = self._committed.read_journal(
+            partial(SecondPass, seed=seed, block_bytes=block_bytes)
         )
         steps = self._steps
         assert steps is not None
@@ -765,8 +568,8 @@ class StepWriter:
 
     def abort(self) -> None:
         """Discard the samples since the last step. Idempotent."""
-        while self._loaded:
-            self._loaded.pop().close()
+        self._committed.release_directories()
+        self._options["stage"] = None
         if self._state == "open":
             self._state = "aborted"
             if self._writer is not None:
@@ -789,7 +592,7 @@ class StepWriter:
         if self._state != "open":
             return
         self.abort()
-        is_lost = isinstance(error, StaleError) or _DAMAGED in getattr(error, "__notes__", ())
+        is_lost = isinstance(error, StaleError) or DAMAGED in getattr(error, "__notes__", ())
         if self._steps is not None and not is_lost:
             samples, size = self._steps.imported
             count = format_count(samples, "sample")

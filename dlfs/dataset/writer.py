@@ -1,14 +1,8 @@
 """``DatasetWriter``: packs samples into chunks and seals them as one new dataset version.
 
-Small samples are buffered in a stage in memory. A full stage is packed by one native call, in a
-shuffled order or in the order of the calls, into the windows of a ``ChunkWriter``. The windows are
-written at full queue depth while the next ones are packed. The packing order does not affect the
-index: samples may be added in any order of paths.
-
-Layout ``shuffled`` permutes the samples of each stage of ``STAGE_BYTES_SHUFFLED`` by the seed, so
-that neighbours in a chunk come from anywhere in that stage: an exact shuffle of datasets up to that
-size. Only a ``StepWriter`` shuffles larger ones. A source that is shuffled already is packed
-without the buffer. Layout ``path`` packs in the order of the calls.
+A ``SamplePacker`` packs the samples, which layout ``shuffled`` permutes by the seed within each
+stage of ``STAGE_BYTES_SHUFFLED``: an exact shuffle of datasets up to that size. Only a
+``StepWriter`` shuffles larger ones.
 
 Attributes are collected in columns, in the order of the calls, and written behind the samples in
 index order. All samples have the attributes of the first one; the caller may declare the value of
@@ -28,7 +22,8 @@ an earlier version as they are stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID, uuid4
@@ -37,15 +32,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlfs._native.device import as_bytes_array
-from dlfs._native.packing import Packer
-from dlfs._native.permutation import packing_permutation
 from dlfs.attributes import AttributeNames, Attributes, AttributesBuilder, AttributeTable
 from dlfs.attributes.merging import Columns
 from dlfs.base.arguments import Layout, check_choice, check_integer
-from dlfs.base.units import MIB, format_bytes, format_count
+from dlfs.base.units import format_bytes, format_count
 from dlfs.connection.previous_version import PreviousVersion
 from dlfs.connection.stored_samples import encoded_samples, stored_version
 from dlfs.connection.unfinished import UnfinishedSteps
+from dlfs.dataset.sample_packer import STAGE_BYTES_ORDERED, STAGE_BYTES_SHUFFLED, SamplePacker
 from dlfs.dataset.sealing import (
     EncodedVersion,
     Stream,
@@ -61,24 +55,16 @@ from dlfs.format.bad_records import BadReport, bad_records_tags
 from dlfs.format.catalog import LAYOUTS, DatasetRecord
 from dlfs.format.constants import SAMPLE_BYTES_MAX, TAG_BAD_RECORDS, TAG_SOURCE
 from dlfs.format.journal import Cursor, StepHeader, encode_step_header
-from dlfs.format.location import LOCATION, unpack_locations
 from dlfs.format.paths import PathLike, display, path_bytes
 from dlfs.reader.reserved import check_no_reserved, check_reserved, has_reserved
-from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.info import DatasetInfo, describe_dataset
 from dlfs.store.journal import Step
-from dlfs.store.sample_buffer import SAMPLES_MAX, SampleBuffer, check_batch
+from dlfs.store.sample_buffer import SampleBuffer, check_batch
 from dlfs.store.space import count_chunks, joined_runs
-from dlfs.store.transaction import Generation, Transaction, after_commit, flush_all, now_ns
+from dlfs.store.transaction import Generation, Transaction, after_commit, now_ns
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
-
-STAGE_BYTES_SHUFFLED = 256 * MIB
-"""Size of the stage in which samples are shuffled, in bytes."""
-
-STAGE_BYTES_ORDERED = 8 * MIB
-"""Size of the stage whose samples are packed by one call without a shuffle, in bytes."""
 
 SEED_MAX = (1 << 64) - 1
 
@@ -103,6 +89,7 @@ class DatasetWriter:
         expected_bytes: sum of the samples' lengths, if known: free space is checked first.
         expected_samples: number of samples, if known: free space is checked first.
         stage_bytes: size of the stage; by default it depends on the layout.
+        stage: an empty stage to use instead; it is empty again when the writer has ended.
         fields: type of each field of the samples by name; by default those of the first sample.
         defaults: value of each attribute for samples that are added without it.
         previous: an earlier version, whose samples the new one has as well; closed by the seal.
@@ -137,6 +124,7 @@ class DatasetWriter:
         expected_bytes: int = 0,
         expected_samples: int = 0,
         stage_bytes: int | None = None,
+        stage: SampleBuffer | None = None,
         fields: Mapping[str, str] | None = None,
         defaults: Mapping[str, Any] | None = None,
         previous: PreviousVersion | None = None,
@@ -152,7 +140,6 @@ class DatasetWriter:
         self._seed = check_integer(seed, 0, SEED_MAX, option="seed", action=action)
         self._version = version
         self.layout = layout
-        self._shuffles = layout == "shuffled" and not source_shuffled
         self._unfinished = unfinished
         self.uuid: UUID = uuid or uuid4()
         if unfinished is not None:
@@ -165,20 +152,22 @@ class DatasetWriter:
         self.bad = BadReport() if previous is None else previous.bad
         self._encoder = None if fields is None else self._declare(fields)
         self._has_bytes = False  # samples of bytes were added
-        self._has_packed = False  # the directory has samples
         self._earlier_bytes = 0, 0  # of paths and attributes, in the steps before
-        self._directory = DirectoryBuilder()
         self._attributes = AttributesBuilder()
         self._names = AttributeNames(defaults or {})
-        default = STAGE_BYTES_SHUFFLED if self._shuffles else STAGE_BYTES_ORDERED
-        self._stage = SampleBuffer(default if stage_bytes is None else stage_bytes)
-        self._stage_number = 0
-        self._path_bytes = 0
-        geometry = transaction.geometry
-        self._packer = Packer(
-            chunk_bytes=geometry.chunk_bytes, block_bytes=geometry.block_bytes, address=0
+        if stage is None:
+            shuffles = layout == "shuffled" and not source_shuffled
+            default = STAGE_BYTES_SHUFFLED if shuffles else STAGE_BYTES_ORDERED
+            stage = SampleBuffer(default if stage_bytes is None else stage_bytes)
+        self._packing = SamplePacker(
+            transaction,
+            stage,
+            layout=layout,
+            seed=self._seed,
+            source_shuffled=source_shuffled,
+            reserve=self._sealing_chunks,
         )
-        self._chunks: ChunkWriter | None = None
+        self._path_bytes = 0
         self._state = "open"
         self._columns: Columns = {}
         self.new_count = 0
@@ -211,7 +200,7 @@ class DatasetWriter:
         self._names.settle(dict.fromkeys(unfinished.names, ()))
         self._encoder = unfinished.encoder
         self._has_bytes = unfinished.encoder is None
-        self._stage_number = unfinished.window_count
+        self._packing.stage_count = unfinished.window_count
         self._earlier_bytes = unfinished.path_bytes, unfinished.attributes_bytes
 
     @property
@@ -226,7 +215,7 @@ class DatasetWriter:
 
     def __contains__(self, path: object) -> bool:
         """Return True if a sample of this path was added, or is in the earlier version."""
-        added = path in self._stage or (self._has_packed and path in self._directory)
+        added = path in self._packing
         return added or (self.previous is not None and path in self.previous)
 
     # ---- adding ----------------------------------------------------------------------------------
@@ -283,12 +272,8 @@ class DatasetWriter:
             )
         values = {name: [value] for name, value in attributes.items()}
         self._note([raw], array.size, values)
-        if not self._stage.fits(array.size):
-            self._drain_stage()
-        if self._stage.fits(array.size):
-            self._stage.add(raw, array)
-        else:
-            self._pack([raw], array, np.zeros(1, np.int64), np.array([array.size]), None)
+        with self._aborted_on_error():
+            self._packing.add(raw, array)
 
     def add_directory(self, path: PathLike) -> None:
         """Add a directory, which stays in the dataset if no sample lies below it.
@@ -303,7 +288,7 @@ class DatasetWriter:
         """
         self._check_open()
         raw = path_bytes(path)
-        self._directory.add_directory(raw)
+        self._packing.directory.add_directory(raw)
         self._path_bytes += len(raw) + 1
 
     def _declare(self, fields: Mapping[str, str]) -> FieldEncoder:
@@ -379,45 +364,8 @@ class DatasetWriter:
         if known is not None:
             raise ExistsError(f"add the sample {display(known)!r}: it was added already")
         self._note(paths, int(sizes.sum()), attributes)
-        if not self._shuffles:
-            self._drain_stage()
-            self._pack(list(paths), source, starts, sizes, None)
-            return
-        first = 0
-        while first < len(paths):
-            first = self._stage_some(paths, source, starts, sizes, first)
-
-    def _stage_some(
-        self,
-        paths: Sequence[bytes],
-        source: NDArray[np.uint8],
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        first: int,
-    ) -> int:
-        """Stage as many samples as fit, at least one; return the position of the next one."""
-        if not self._stage.fits(int(lengths[first])):
-            self._drain_stage()
-        if not self._stage.fits(int(lengths[first])):
-            only = slice(first, first + 1)
-            self._pack(list(paths[only]), source, offsets[only], lengths[only], None)
-            return first + 1
-        room = self._stage.capacity_bytes - self._stage.used_bytes
-        more = SAMPLES_MAX - len(self._stage)
-        ends = np.cumsum(lengths[first : first + more])
-        count = int(np.searchsorted(ends, room, side="right"))
-        chosen = slice(first, first + count)
-        low = int(offsets[chosen].min())
-        high = int((offsets[chosen] + lengths[chosen]).max())
-        if high - low == int(ends[count - 1]):
-            span = source[low:high]
-            self._stage.add_span(paths[chosen], span, offsets[chosen] - low, lengths[chosen])
-        else:
-            for path, start, size in zip(
-                paths[chosen], offsets[chosen].tolist(), lengths[chosen].tolist(), strict=True
-            ):
-                self._stage.add(path, source[start : start + size])
-        return first + count
+        with self._aborted_on_error():
+            self._packing.add_batch(paths, source, starts, sizes)
 
     def _note(self, paths: Sequence[bytes], sample_bytes: int, attributes: Attributes) -> None:
         """Count samples and record their attributes, in the row order of the directory."""
@@ -430,80 +378,6 @@ class DatasetWriter:
         self.new_count += samples
         self.new_bytes += sample_bytes
         self._path_bytes += sum(map(len, paths))
-
-    # ---- packing ---------------------------------------------------------------------------------
-
-    def _drain_stage(self) -> None:
-        stage = self._stage
-        if not len(stage):
-            return
-        source, offsets, lengths = stage.contents()
-        order = None
-        if self._shuffles:
-            order = packing_permutation(len(stage), self._seed, self._stage_number).map()
-        self._pack(stage.paths, source, offsets, lengths, order)
-        self._stage_number += 1
-        stage.clear()
-
-    def _pack(
-        self,
-        paths: list[bytes],
-        source: NDArray[np.uint8],
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        order: NDArray[np.uint64] | None,
-    ) -> None:
-        """Pack samples into windows and start writing the full windows.
-
-        A failure leaves a part of the samples packed, so it aborts the writer.
-        """
-        try:
-            if self.layout == "shuffled":
-                order = np.arange(len(paths), dtype=np.uint64) if order is None else order
-                self._packer.fill_chunks(lengths, order)
-            locations = self._pack_into_windows(len(paths), source, offsets, lengths, order)
-            self._directory.add_many(paths, *unpack_locations(locations))
-            self._has_packed = True
-        except BaseException:
-            self.abort()
-            raise
-
-    def _pack_into_windows(
-        self,
-        count: int,
-        source: NDArray[np.uint8],
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        order: NDArray[np.uint64] | None,
-    ) -> NDArray[Any]:
-        """Return the locations, LOCATION[n_samples], in the order of offsets and lengths."""
-        chunks = self._open_chunks()
-        self._reserve()
-        locations: NDArray[Any] = np.zeros(count, LOCATION)
-        first = 0
-        while True:
-            unwritten = slice(first, None)
-            first += self._packer.pack(
-                source,
-                offsets if order is not None else offsets[unwritten],
-                lengths if order is not None else lengths[unwritten],
-                order=order[unwritten] if order is not None else None,
-                window=chunks.window,
-                window_address=chunks.address,
-                locations=locations if order is not None else locations[unwritten],
-            )
-            if first == count:
-                break
-            chunks.advance(chunks.window.size)
-        return locations
-
-    def _open_chunks(self) -> ChunkWriter:
-        if self._chunks is None:
-            transaction = self._transaction
-            self._chunks = ChunkWriter(
-                transaction.devices, transaction.geometry, transaction.space.take
-            )
-        return self._chunks
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -527,20 +401,16 @@ class DatasetWriter:
             ClosedError: the writer has ended.
         """
         self._check_open()
-        try:
-            self._drain_stage()
+        with self._aborted_on_error():
             record = self._write_version(tick)
             generation = self._transaction.commit(removed=self._replaced, added=[record])
-        except BaseException:
-            self.abort()
-            raise
         self._end("sealed", generation)
         return describe_dataset(record, self._transaction.geometry)
 
     @property
     def window_count(self) -> int:
         """Number of windows of the shuffle so far, those of earlier steps included."""
-        return self._stage_number + bool(len(self._stage))
+        return self._packing.window_count
 
     def commit_step(
         self,
@@ -566,13 +436,9 @@ class DatasetWriter:
             DlfsError: as ``seal``.
         """
         self._check_open()
-        try:
-            self._drain_stage()
+        with self._aborted_on_error():
             steps = self._write_step(source_count, source, cursor, tags)
             generation = self._transaction.commit(removed=self._replaced, added=[steps.record])
-        except BaseException:
-            self.abort()
-            raise
         self._end("a step of an import", generation)
         return steps
 
@@ -588,14 +454,13 @@ class DatasetWriter:
         tags: Sequence[tuple[int, bytes]],
     ) -> UnfinishedSteps:
         """Write the last window and the journal of the step; return the steps with this one."""
-        chunks = self._open_chunks()
-        self._finish_window(chunks)
+        chunks = self._packing.finish()
         chunk_bytes = self._transaction.geometry.chunk_bytes
         own_bytes = chunks.chunk_count * chunk_bytes
-        columns = self._attributes.freeze(self.uuid, self._directory.rows())
+        columns = self._attributes.freeze(self.uuid, self._packing.directory.rows())
         columns = columns if len(columns) > 1 else []
-        segment = self._directory.freeze(
-            self.uuid, own_bytes, chunk_bytes=chunk_bytes, parts=self._packer.parts
+        segment = self._packing.directory.freeze(
+            self.uuid, own_bytes, chunk_bytes=chunk_bytes, parts=self._packing.parts
         )
         before = self._unfinished and self._unfinished.record
         own = TAG_SOURCE, TAG_BAD_RECORDS
@@ -609,7 +474,7 @@ class DatasetWriter:
             sample_bytes=self.new_bytes,
             path_bytes=self._path_bytes,
             source_count=source_count,
-            window_count=self._stage_number,
+            window_count=self._packing.stage_count,
             entries_bytes=segment.entries.nbytes,
             names_bytes=segment.names.nbytes,
             attributes_bytes=sum(column.nbytes for column in columns),
@@ -646,18 +511,9 @@ class DatasetWriter:
         table = AttributeTable.of_parts(columns) if columns else AttributeTable.empty(self.uuid, 0)
         return UnfinishedSteps.of(record, [*earlier, step], table)
 
-    def _finish_window(self, chunks: ChunkWriter) -> None:
-        """Write the last window, and make all windows durable."""
-        length = self._packer.address - chunks.address
-        if length:
-            chunks.advance(length)
-        chunks.drain()
-        flush_all(self._transaction.devices)
-
     def _write_version(self, tick: Tick) -> DatasetRecord:
         """Write the last window, the attributes and the directory; return the record."""
-        chunks = self._open_chunks()
-        self._finish_window(chunks)
+        chunks = self._packing.finish()
         encoded = self._encode(chunks.chunk_count)
         previous, runs = self.previous, chunks.runs
         if previous is not None:
@@ -681,16 +537,16 @@ class DatasetWriter:
         attributes: Sequence[NDArray[np.uint8]] = []
         if len(self._attributes):
             self._columns = self._attributes.dtypes
-            attributes = self._attributes.freeze(self.uuid, self._directory.rows())
+            attributes = self._attributes.freeze(self.uuid, self._packing.directory.rows())
         chunks = chunk_count + attribute_chunks(attributes, chunk_bytes)
-        directory = self._directory.freeze(
-            self.uuid, chunks * chunk_bytes, chunk_bytes=chunk_bytes, parts=self._packer.parts
+        directory = self._packing.directory.freeze(
+            self.uuid, chunks * chunk_bytes, chunk_bytes=chunk_bytes, parts=self._packing.parts
         )
         return EncodedVersion(directory, attributes)
 
     def _merge(self, previous: PreviousVersion, own: EncodedVersion, tick: Tick) -> EncodedVersion:
         """Merge the samples of the earlier version with the added ones."""
-        self._directory = DirectoryBuilder()
+        self._packing.directory = DirectoryBuilder()
         previous.close()
         parts = own.directory.entries, own.directory.names
         added = encoded_samples(parts, own.attributes, self.uuid, self.new_count)
@@ -698,7 +554,7 @@ class DatasetWriter:
         return merge_samples(
             [
                 Stream(stored_version(base, previous.record), 0, count_chunks(previous.runs)),
-                Stream(added, count_chunks(previous.runs), self._open_chunks().chunk_count),
+                Stream(added, count_chunks(previous.runs), self._packing.chunks.chunk_count),
             ],
             uuid=self.uuid,
             chunk_bytes=base.geometry.chunk_bytes,
@@ -714,15 +570,22 @@ class DatasetWriter:
         if self._state == "open":
             self._end("aborted", None)
 
+    @contextmanager
+    def _aborted_on_error(self) -> Iterator[None]:
+        """Abort after an error, which leaves a part of the samples packed."""
+        try:
+            yield
+        except BaseException:
+            self.abort()
+            raise
+
     def _end(self, state: str, generation: Generation | None) -> None:
         self._state = state
         with after_commit(self._transaction.committed):
             try:
-                if self._chunks is not None:
-                    self._chunks.close()
+                self._packing.close()
             finally:
                 self._transaction.close()
-                self._stage = SampleBuffer(0)
                 self._on_end(generation)
 
     def _check_open(self) -> None:
@@ -731,10 +594,6 @@ class DatasetWriter:
             raise ClosedError(f"write the dataset {name!r}: the writer is {self._state}")
 
     # ---- space -----------------------------------------------------------------------------------
-
-    def _reserve(self) -> None:
-        """Reserve free chunks for the directory and the catalog of the samples so far."""
-        self._transaction.space.reserve = self._sealing_chunks()
 
     def _sealing_chunks(self) -> int:
         """Return the chunks that the next commit, and the seal, take besides samples."""
@@ -769,7 +628,7 @@ class DatasetWriter:
         """Return the bytes that packing all samples once more takes, and the free bytes."""
         chunk_bytes = self._transaction.geometry.chunk_bytes
         earlier_bytes = self._unfinished.record.data_bytes if self._unfinished else 0
-        packed_bytes = earlier_bytes + self._packer.address + 2 * self._stage.used_bytes
+        packed_bytes = earlier_bytes + self._packing.size_bytes
         chunks = packed_bytes // chunk_bytes * 65 // 64 + 3 + 3 * self._sealing_chunks()
         return chunks * chunk_bytes, self._transaction.space.chunk_count * chunk_bytes
 

@@ -20,10 +20,10 @@ of them."""
 IMPORT = f"""
 from pathlib import Path
 from bench.scale.__main__ import run_import
-from dlfs.dataset import sealing, step_writer
+from dlfs.dataset import committed_steps, sealing, step_writer
 
 step_writer.STEP_SAMPLES = 1 << 16
-step_writer.PAUSE_S = 0.0
+committed_steps.PAUSE_S = 0.0
 sealing.BUFFERED_SAMPLES = 1 << 16
 run_import(Path("volume.img"), {COUNT}, True)
 """

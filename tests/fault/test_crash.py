@@ -18,7 +18,7 @@ import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.block import MemoryDevice, open_device
 from dlfs.connection.connection import LocalConnection, OpenOptions
-from dlfs.dataset import step_writer
+from dlfs.dataset import committed_steps
 from dlfs.store.members import split_uris
 from dlfs.volume.volume import Volume
 from tests.support.devices import RecordingDevice, StoppingDevice, StopPoint, WriteEvent, WriteLog
@@ -224,7 +224,7 @@ def test_a_power_cut_loses_tears_and_reorders_unflushed_writes(media, case):
 
 @pytest.mark.parametrize("change", [import_in_steps, import_in_two_passes])
 def test_an_import_in_steps_goes_on_after_a_crash_at_any_write(media, change, monkeypatch):
-    monkeypatch.setattr(step_writer, "PAUSE_S", 0.0)
+    monkeypatch.setattr(committed_steps, "PAUSE_S", 0.0)
     media.run(change)
     new, chance = media.contents(), random.Random(SEED)
     places = addresses(media)

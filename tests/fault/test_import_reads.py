@@ -22,7 +22,7 @@ import pytest
 
 import dlfs
 from dlfs.base.units import KIB, MIB
-from dlfs.dataset import step_writer
+from dlfs.dataset import committed_steps
 from dlfs.ingest.importer import import_dataset
 from tests.support.files import write_files
 from tests.support.volumes import new_volume, read_dataset
@@ -109,7 +109,7 @@ def test_nothing_is_read_twice_but_what_was_in_flight(
     print(f"seed {seed}")
     draw = random.Random(seed)
     made = MAKERS[kind](tmp_path, [draw.randbytes(LENGTH) for _ in range(SAMPLES)])
-    monkeypatch.setattr(step_writer, "PAUSE_S", 0.0)
+    monkeypatch.setattr(committed_steps, "PAUSE_S", 0.0)
     owner_of, name, measure, _ = READS[kind]
     owner = owner_of()
     read, count = getattr(owner, name), FORK.Value("q", 0)

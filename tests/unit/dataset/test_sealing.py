@@ -12,7 +12,7 @@ import pytest
 import dlfs
 from dlfs.attributes import builder
 from dlfs.base.units import KIB, MIB
-from dlfs.dataset import sealing, step_writer
+from dlfs.dataset import committed_steps, sealing, step_writer
 from dlfs.dataset.step_writer import StepWriter
 from dlfs.errors import ExistsError, StaleError
 from dlfs.store import excerpts
@@ -25,7 +25,7 @@ STEP_BYTES = 40 * KIB
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have many blocks and excerpts of few samples."""
-    monkeypatch.setattr(step_writer, "PAUSE_S", 0.0)
+    monkeypatch.setattr(committed_steps, "PAUSE_S", 0.0)
     monkeypatch.setattr(sealing, "BUFFERED_SAMPLES", 64)
     monkeypatch.setattr(sealing, "BLOCK_SAMPLES_MIN", 16)
     monkeypatch.setattr(excerpts, "READ_BYTES", 4096)

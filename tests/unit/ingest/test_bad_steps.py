@@ -11,7 +11,7 @@ import pytest
 
 import dlfs
 from dlfs.base.arguments import Layout
-from dlfs.dataset import step_writer
+from dlfs.dataset import committed_steps
 from dlfs.errors import DlfsError, FormatError
 from dlfs.ingest import files
 from dlfs.ingest.archives.ranges import RangeReader
@@ -36,7 +36,7 @@ BAD = {1, 4, 5, 8}
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_writer, "PAUSE_S", 0.0)
+    monkeypatch.setattr(committed_steps, "PAUSE_S", 0.0)
 
 
 def opened(written: Written, skip_bad: int | str | None = COUNT) -> Source:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import dlfs
 from dlfs.base.arguments import Layout
 from dlfs.base.units import KIB, MIB
-from dlfs.dataset import step_writer
+from dlfs.dataset import committed_steps
 from dlfs.format.bad_records import BadRecord, BadReport
 from dlfs.ingest import copying
 from dlfs.ingest.progress import Progress
@@ -140,7 +140,7 @@ def test_a_copy_that_ends_early_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layout: Layout, within: bool
 ) -> None:
     monkeypatch.setattr(copying, "BLOCK_BYTES", 100_000)
-    monkeypatch.setattr(step_writer, "PAUSE_S", 0.0)
+    monkeypatch.setattr(committed_steps, "PAUSE_S", 0.0)
     one, two, three = (make_volume(tmp_path / f"{number}.img", {}) for number in range(3))
     with dlfs.open(one) as volume, volume.writer("d", layout=layout, seed=5) as writer:
         for name, data in SAMPLES.items():

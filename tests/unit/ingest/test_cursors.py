@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dlfs
-from dlfs.dataset import step_writer
+from dlfs.dataset import committed_steps
 from dlfs.format.journal import CURSOR_BYTES_MAX
 from dlfs.ingest.attributes import AttributedSource, PathRule
 from dlfs.ingest.isolation.source import IsolatedSource
@@ -27,7 +27,7 @@ from tests.unit.ingest.test_steps import everything, fresh, run
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_writer, "PAUSE_S", 0.0)
+    monkeypatch.setattr(committed_steps, "PAUSE_S", 0.0)
 
 
 def attributed(path: str) -> Source:

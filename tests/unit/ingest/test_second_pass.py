@@ -14,7 +14,7 @@ import dlfs
 from bench.shuffle.measures import class_variance
 from dlfs.base.units import KIB, MIB
 from dlfs.connection.unfinished import load_step, load_steps
-from dlfs.dataset import second_pass, step_writer
+from dlfs.dataset import committed_steps, second_pass, step_writer
 from dlfs.dataset.step_writer import StepWriter
 from dlfs.errors import ChecksumError, NotFoundError, SpaceError, UsageError
 from dlfs.format.geometry import DataSpace
@@ -33,7 +33,7 @@ CLASSES = 16
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_writer, "PAUSE_S", 0.0)
+    monkeypatch.setattr(committed_steps, "PAUSE_S", 0.0)
     monkeypatch.setattr(step_writer, "STAGE_BYTES_SHUFFLED", WINDOW_BYTES)
 
 
@@ -281,7 +281,7 @@ def test_others_move_chunks_between_blocks(tmp_path: Path, monkeypatch: pytest.M
             write_dataset(other, f"other-{len(moved)}", {"a": bytes(50_000)})
             moved.append(other.rebalance().moved_bytes)
 
-    monkeypatch.setattr(step_writer, "let_others_lock", pause)
+    monkeypatch.setattr(committed_steps, "let_others_lock", pause)
     with dlfs.open(members) as target:
         assert run(",".join(members), opened(path)) is not None
         target.refresh()

@@ -10,7 +10,7 @@ import pytest
 
 import dlfs
 from dlfs.base.units import KIB
-from dlfs.dataset import step_writer
+from dlfs.dataset import committed_steps
 from dlfs.ingest import files
 from dlfs.ingest.archives.archive import Archive
 from dlfs.ingest.archives.ranges import RangeReader
@@ -29,7 +29,7 @@ from tests.unit.ingest.test_steps import everything, fresh, run
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_writer, "PAUSE_S", 0.0)
+    monkeypatch.setattr(committed_steps, "PAUSE_S", 0.0)
 
 
 def opened(made: Made) -> Source:

@@ -13,7 +13,7 @@ import pytest
 
 import dlfs
 from dlfs.base.units import KIB, MIB
-from dlfs.dataset import step_writer
+from dlfs.dataset import committed_steps, step_writer
 from dlfs.errors import (
     ChecksumError,
     ExistsError,
@@ -42,7 +42,7 @@ class Killed(Exception):
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_writer, "PAUSE_S", 0.0)
+    monkeypatch.setattr(committed_steps, "PAUSE_S", 0.0)
 
 
 def folder(place: Path) -> Path:
@@ -210,7 +210,7 @@ def test_others_write_between_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 other.remove(written[-1])
         written.append(name)
 
-    monkeypatch.setattr(step_writer, "let_others_lock", pause)
+    monkeypatch.setattr(committed_steps, "let_others_lock", pause)
     assert run(volume, opened(path)) is not None
     assert len(written) > 3
     whole = fresh(tmp_path / "whole.img")
@@ -231,10 +231,10 @@ def test_an_import_that_another_one_went_on_with_ends(
     others: list[object] = []
 
     def pause() -> None:
-        monkeypatch.setattr(step_writer, "let_others_lock", lambda: None)
+        monkeypatch.setattr(committed_steps, "let_others_lock", lambda: None)
         others.append(run(volume, opened(path)))
 
-    monkeypatch.setattr(step_writer, "let_others_lock", pause)
+    monkeypatch.setattr(committed_steps, "let_others_lock", pause)
     with pytest.raises(StaleError, match="it is gone"):
         run(volume, opened(path))
     assert others[0] is not None

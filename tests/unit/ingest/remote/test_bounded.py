@@ -17,7 +17,7 @@ import pytest
 
 import dlfs
 from dlfs.base.units import KIB
-from dlfs.dataset import step_writer
+from dlfs.dataset import committed_steps
 from dlfs.errors import FormatError, SpaceError, UsageError
 from dlfs.ingest import importer
 from dlfs.ingest.importer import ImportReport, open_source
@@ -54,7 +54,7 @@ class Reads(Watch):
 @pytest.fixture(autouse=True)
 def no_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "DELAY_S", 0.001)
-    monkeypatch.setattr(step_writer, "PAUSE_S", 0.0)
+    monkeypatch.setattr(committed_steps, "PAUSE_S", 0.0)
 
 
 @pytest.fixture

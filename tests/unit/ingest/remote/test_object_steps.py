@@ -12,7 +12,7 @@ import pytest
 
 import dlfs
 from dlfs.base.units import KIB
-from dlfs.dataset import step_writer
+from dlfs.dataset import committed_steps
 from dlfs.errors import UsageError
 from dlfs.ingest.importer import open_source
 from dlfs.ingest.source import Source
@@ -24,7 +24,7 @@ __all__ = ["object_store"]
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_writer, "PAUSE_S", 0.0)
+    monkeypatch.setattr(committed_steps, "PAUSE_S", 0.0)
 
 
 def store(object_store: ObjectStore) -> None:

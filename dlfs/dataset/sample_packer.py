@@ -1,0 +1,242 @@
+"""``SamplePacker``: packs samples into chunks, through a stage in memory.
+
+Small samples are buffered in the stage. A full stage is packed by one native call, in a shuffled
+order or in the order of the calls, into the windows of a ``ChunkWriter``. The windows are written
+at full queue depth while the next ones are packed. The packing order does not affect the index:
+samples may be added in any order of paths.
+
+Layout ``shuffled`` permutes the samples of each stage by the seed, so that neighbours in a chunk
+come from anywhere in that stage. A source that is shuffled already is packed without the buffer.
+Layout ``path`` packs in the order of the calls.
+
+Threads: one. Memory: the stage, the windows, and the paths of the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlfs._native.packing import Packer
+from dlfs._native.permutation import packing_permutation
+from dlfs.base.arguments import Layout
+from dlfs.base.units import MIB
+from dlfs.directory.builder import DirectoryBuilder
+from dlfs.format.location import LOCATION, unpack_locations
+from dlfs.store.chunk_writer import ChunkWriter
+from dlfs.store.sample_buffer import SAMPLES_MAX, SampleBuffer
+from dlfs.store.transaction import Transaction, flush_all
+
+STAGE_BYTES_SHUFFLED = 256 * MIB
+"""Size of the stage in which samples are shuffled, in bytes."""
+
+STAGE_BYTES_ORDERED = 8 * MIB
+"""Size of the stage whose samples are packed by one call without a shuffle, in bytes."""
+
+
+class SamplePacker:
+    """Packs the samples of one dataset, or of one step of it.
+
+    Args:
+        transaction: transaction with the lock on the volume; it stays the caller's.
+        stage: empty stage; the caller may use it again after ``close``, which empties it.
+        layout: order in which samples are packed.
+        seed: seed of the shuffled order.
+        source_shuffled: True if samples arrive in a shuffled order and are packed in it.
+        reserve: returns the number of chunks to leave free for directory and catalog.
+
+    Attributes:
+        directory: paths and locations of the samples that are packed.
+        stage_count: number of stages that were packed, those of earlier steps included.
+    """
+
+    def __init__(
+        self,
+        transaction: Transaction,
+        stage: SampleBuffer,
+        *,
+        layout: Layout,
+        seed: int,
+        source_shuffled: bool,
+        reserve: Callable[[], int],
+    ) -> None:
+        self._transaction = transaction
+        self._stage = stage
+        self._seed = seed
+        self._fills_chunks = layout == "shuffled"
+        self._shuffles = layout == "shuffled" and not source_shuffled
+        self._reserve = reserve
+        self.directory = DirectoryBuilder()
+        self._has_packed = False  # the directory has samples
+        self.stage_count = 0
+        geometry = transaction.geometry
+        self._packer = Packer(
+            chunk_bytes=geometry.chunk_bytes, block_bytes=geometry.block_bytes, address=0
+        )
+        self._chunks: ChunkWriter | None = None
+
+    def __contains__(self, path: object) -> bool:
+        """Return True if a sample of this path was added."""
+        return path in self._stage or (self._has_packed and path in self.directory)
+
+    @property
+    def window_count(self) -> int:
+        """Number of windows of the shuffle so far, those of earlier steps included."""
+        return self.stage_count + bool(len(self._stage))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that the samples take on the volume, as an upper bound for those in the stage."""
+        return self._packer.address + 2 * self._stage.used_bytes
+
+    @property
+    def chunks(self) -> ChunkWriter:
+        """The chunks that the samples are written to."""
+        if self._chunks is None:
+            transaction = self._transaction
+            self._chunks = ChunkWriter(
+                transaction.devices, transaction.geometry, transaction.space.take
+            )
+        return self._chunks
+
+    @property
+    def parts(self) -> NDArray[np.uint32]:
+        """See ``Packer.parts``."""
+        return self._packer.parts
+
+    def add(self, path: bytes, data: NDArray[np.uint8]) -> None:
+        """Add one sample."""
+        if not self._stage.fits(data.size):
+            self.drain()
+        if self._stage.fits(data.size):
+            self._stage.add(path, data)
+        else:
+            self._pack([path], data, np.zeros(1, np.int64), np.array([data.size]), None)
+
+    def add_batch(
+        self,
+        paths: Sequence[bytes],
+        source: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+    ) -> None:
+        """Add samples: sample ``i`` is ``source[offsets[i]:offsets[i] + lengths[i]]``."""
+        if not self._shuffles:
+            self.drain()
+            self._pack(list(paths), source, offsets, lengths, None)
+            return
+        first = 0
+        while first < len(paths):
+            first = self._stage_some(paths, source, offsets, lengths, first)
+
+    def _stage_some(
+        self,
+        paths: Sequence[bytes],
+        source: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        first: int,
+    ) -> int:
+        """Stage as many samples as fit, at least one; return the position of the next one."""
+        if not self._stage.fits(int(lengths[first])):
+            self.drain()
+        if not self._stage.fits(int(lengths[first])):
+            only = slice(first, first + 1)
+            self._pack(list(paths[only]), source, offsets[only], lengths[only], None)
+            return first + 1
+        room = self._stage.capacity_bytes - self._stage.used_bytes
+        more = SAMPLES_MAX - len(self._stage)
+        ends = np.cumsum(lengths[first : first + more])
+        count = int(np.searchsorted(ends, room, side="right"))
+        chosen = slice(first, first + count)
+        low = int(offsets[chosen].min())
+        high = int((offsets[chosen] + lengths[chosen]).max())
+        if high - low == int(ends[count - 1]):
+            span = source[low:high]
+            self._stage.add_span(paths[chosen], span, offsets[chosen] - low, lengths[chosen])
+        else:
+            for path, start, size in zip(
+                paths[chosen], offsets[chosen].tolist(), lengths[chosen].tolist(), strict=True
+            ):
+                self._stage.add(path, source[start : start + size])
+        return first + count
+
+    def drain(self) -> None:
+        """Pack the samples of the stage."""
+        stage = self._stage
+        if not len(stage):
+            return
+        source, offsets, lengths = stage.contents()
+        order = None
+        if self._shuffles:
+            order = packing_permutation(len(stage), self._seed, self.stage_count).map()
+        self._pack(stage.paths, source, offsets, lengths, order)
+        self.stage_count += 1
+        stage.clear()
+
+    def _pack(
+        self,
+        paths: list[bytes],
+        source: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        order: NDArray[np.uint64] | None,
+    ) -> None:
+        """Pack samples into windows and start writing the full windows."""
+        if self._fills_chunks:
+            order = np.arange(len(paths), dtype=np.uint64) if order is None else order
+            self._packer.fill_chunks(lengths, order)
+        locations = self._pack_into_windows(len(paths), source, offsets, lengths, order)
+        self.directory.add_many(paths, *unpack_locations(locations))
+        self._has_packed = True
+
+    def _pack_into_windows(
+        self,
+        count: int,
+        source: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        order: NDArray[np.uint64] | None,
+    ) -> NDArray[Any]:
+        """Return the locations, LOCATION[n_samples], in the order of offsets and lengths."""
+        chunks = self.chunks
+        self._transaction.space.reserve = self._reserve()
+        locations: NDArray[Any] = np.zeros(count, LOCATION)
+        first = 0
+        while True:
+            unwritten = slice(first, None)
+            first += self._packer.pack(
+                source,
+                offsets if order is not None else offsets[unwritten],
+                lengths if order is not None else lengths[unwritten],
+                order=order[unwritten] if order is not None else None,
+                window=chunks.window,
+                window_address=chunks.address,
+                locations=locations if order is not None else locations[unwritten],
+            )
+            if first == count:
+                break
+            chunks.advance(chunks.window.size)
+        return locations
+
+    def finish(self) -> ChunkWriter:
+        """Pack what is left, make all windows durable, and return the chunks."""
+        self.drain()
+        chunks = self.chunks
+        length = self._packer.address - chunks.address
+        if length:
+            chunks.advance(length)
+        chunks.drain()
+        flush_all(self._transaction.devices)
+        return chunks
+
+    def close(self) -> None:
+        """Close the windows, and empty the stage. Idempotent."""
+        self._reserve = int  # which a cycle of references would keep
+        self._stage.clear()
+        self._stage = SampleBuffer(0)
+        if self._chunks is not None:
+            self._chunks.close()
