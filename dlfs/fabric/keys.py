@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hmac
 import os
 import secrets
 import stat
@@ -88,7 +89,29 @@ def generate_key(kind: KeyKind = KeyKind.DHCHAP, *, hash_id: int = 1) -> str:
     """
     if hash_id not in _HASH_BYTES or (kind is KeyKind.TLS and hash_id == 3):
         raise UsageError(f"generate a key: expected a hash 1..{2 + (kind is not KeyKind.TLS)}")
-    secret = secrets.token_bytes(_HASH_BYTES[hash_id])
+    return _encode(kind, hash_id, secrets.token_bytes(_HASH_BYTES[hash_id]))
+
+
+def derive_key(text: str, purpose: str) -> str:
+    """Return the representation of the key that is derived from another one for a purpose.
+
+    It is HMAC(key, purpose), with the hash whose length is that of the key. It tells nothing of the
+    key, or of those for other purposes.
+
+    Args:
+        text: the representation of the other key.
+        purpose: any text.
+
+    Raises:
+        UsageError: the representation is malformed.
+    """
+    kind, bits = check_key(text)
+    _, hash_id, encoded, _ = text.split(":")
+    secret = base64.b64decode(encoded)[:-_CRC_BYTES]
+    return _encode(kind, int(hash_id), hmac.digest(secret, purpose.encode(), f"sha{bits}"))
+
+
+def _encode(kind: KeyKind, hash_id: int, secret: bytes) -> str:
     checksum = zlib.crc32(secret).to_bytes(_CRC_BYTES, "little")
     return f"{kind}:{hash_id:02}:{base64.b64encode(secret + checksum).decode()}:"
 

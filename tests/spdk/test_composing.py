@@ -49,11 +49,15 @@ def target(spdk_target: SpdkTarget, disk: Path) -> Iterator[ComposingTarget]:
 
 
 def request(port: int, name: str = "a", **changes) -> NamespaceRequest:
+    return request_in(changes.pop("store", "lvs"), port, name, **changes)
+
+
+def request_in(store: str, port: int, name: str = "a", **changes) -> NamespaceRequest:
     return NamespaceRequest(
         **{
             "name": name,
             "size_bytes": 16 * MIB,
-            "store": "lvs",
+            "store": store,
             "address": "127.0.0.1",
             "allowed_hosts": (HOST,),
             "port": port,
@@ -63,12 +67,26 @@ def request(port: int, name: str = "a", **changes) -> NamespaceRequest:
     )
 
 
-def test_a_volume_over_composed_namespaces(target: ComposingTarget) -> None:
+@pytest.fixture(params=["lvol", "file"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An lvol store, and a folder."""
+    if request.param == "lvol":
+        return "lvs"
+    folder = tmp_path / "store"
+    folder.mkdir()
+    return str(folder)
+
+
+def test_a_volume_over_composed_namespaces(target: ComposingTarget, store: str) -> None:
     port = free_port()
+
+    def request(port: int, name: str = "a", **changes) -> NamespaceRequest:
+        return request_in(store, port, name, **changes)
+
     made = [target.create(request(port, name)) for name in ("a", "b")]
     assert target.list() == made
     assert target.create(request(port)) == made[0]
-    with pytest.raises(ExistsError, match="a exists with 16777216 bytes, not 33554432; resize"):
+    with pytest.raises(ExistsError, match="exists with 16777216 bytes, not 33554432; resize"):
         target.create(request(port, size_bytes=32 * MIB))
     uris = new_volume([f"{each.uri}&hostnqn={HOST}" for each in made], label="pool")
     write_dataset(uris, "samples", SAMPLES)
@@ -88,6 +106,9 @@ def test_a_volume_over_composed_namespaces(target: ComposingTarget) -> None:
     ).allowed_hosts == (OTHER_HOST,)
     with pytest.raises(dlfs.DlfsError, match="refused host"):
         dlfs.open(uris)
+    for name in ("a", "b"):
+        target.withdraw(name, delete=True)
+    assert not store.startswith("/") or list(Path(store).iterdir()) == []
 
 
 def test_discovery_that_answers_listed_hosts(
@@ -106,7 +127,7 @@ def test_discovery_that_answers_listed_hosts(
         spdk_target.call("nvmf_subsystem_allow_any_host", nqn=DISCOVERY_NQN, allow_any_host=True)
 
 
-def test_refusals(target: ComposingTarget, spdk_target: SpdkTarget) -> None:
+def test_refusals(target: ComposingTarget, spdk_target: SpdkTarget, tmp_path: Path) -> None:
     port = free_port()
     with pytest.raises(NotFoundError, match="expected an lvol store, got 'no'; there are: lvs"):
         target.create(request(port, store="no"))
@@ -114,6 +135,12 @@ def test_refusals(target: ComposingTarget, spdk_target: SpdkTarget) -> None:
         target.create(request(port, size_bytes=1 << 40))
     with pytest.raises(DeviceError, match="nvmf_subsystem_add_listener"):
         target.create(request(port, address="192.0.2.1"))
+    with pytest.raises(NotFoundError, match="/no/such: there is no such folder"):
+        target.create(request(port, store="/no/such"))
+    target.create(request(port, store=str(tmp_path)))
+    with pytest.raises(ExistsError, match="a is composed already"):
+        target.create(request(port, nqn="nqn.2024-01.org.example:other"))
+    target.withdraw("a", delete=True)
     assert target.list() == []
     with spdk_target.subsystem("nqn.2024-01.org.example:foreign") as foreign:
         with pytest.raises(ExistsError, match="was not composed"):

@@ -59,7 +59,7 @@ def create(
 
     Args:
         size: Such as 64GiB.
-        store: Folder of the storage node; on SPDK, an lvol store's name.
+        store: Folder of the storage node; on SPDK, one of this machine, or an lvol store's name.
         dhchap_key: Key that hosts must prove to have.
         dhchap_ctrl_key: Key that the target proves to have.
         tls_psk: Key that encrypts connections; SPDK only.

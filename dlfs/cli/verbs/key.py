@@ -51,18 +51,21 @@ def generate(
 def import_(
     name: _NameArgument,
     file: Annotated[str, typer.Argument(metavar="[FILE]")] = "-",
+    derive: Annotated[str | None, typer.Option("--derive", metavar="PURPOSE")] = None,
     replace: _ReplaceOption = False,
 ) -> None:
     """Import a key, such as one of 'nvme gen-dhchap-key', from standard input or a file.
 
     Args:
         file: File with the key; -: standard input.
+        derive: Import the key that is derived from it for this purpose instead.
 
     Examples:
         dlfs key import node1 </media/keys/node1
+        dlfs key import job-7 /etc/dlfs/keys/site --derive job-7
     """
     from dlfs.errors import DeviceError, UsageError
-    from dlfs.fabric.keys import TEXT_BYTES_MAX, KeyKind, write_key
+    from dlfs.fabric.keys import TEXT_BYTES_MAX, KeyKind, derive_key, write_key
 
     if file.startswith(tuple(KeyKind)):  # not shown by the error of a missing file
         raise UsageError(
@@ -80,7 +83,8 @@ def import_(
         raise DeviceError(f"read {file}: {error.strerror}", error.errno or 0) from error
     except UnicodeDecodeError:
         raise UsageError("read a key: expected ASCII") from None
-    written = write_key(name, text.strip(), replace=replace)
+    key = text.strip() if derive is None else derive_key(text.strip(), derive)
+    written = write_key(name, key, replace=replace)
     with result_of_change():
         print(written)
 

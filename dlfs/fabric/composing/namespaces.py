@@ -13,6 +13,9 @@ from dlfs.fabric.recipes import Export
 MODEL = "DLFS composed"
 """Model number of the subsystems that are composed; it tells them from others."""
 
+FILE_SUFFIX = ".namespace"
+"""Suffix of the files that hold the bytes of namespaces, in the folder that is their store."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _STORE = re.compile(r"/[A-Za-z0-9._/-]{0,1023}|[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -49,8 +52,8 @@ class NamespaceRequest(Export):
     Args:
         name: name, unique on the target.
         size_bytes: size, a multiple of 1 MiB.
-        store: place of its bytes: on nvmet the absolute path of a folder of the storage node, on
-            SPDK the name of an lvol store.
+        store: place of its bytes: the absolute path of a folder of the storage node or, on SPDK
+            only, the name of an lvol store.
         address: IP address of the storage node that hosts connect to.
         allowed_hosts: NQNs of the hosts that may connect, at least one.
         nqn: NQN of its subsystem; by default derived from address, store and name.
@@ -93,6 +96,16 @@ class NamespaceRequest(Export):
             made = f"nqn.2014-08.org.nvmexpress:uuid:{uuid5(NAMESPACE_URL, place)}"
             object.__setattr__(self, "nqn", made)
         super().__post_init__()
+
+    @property
+    def in_folder(self) -> bool:
+        """True if the store is a folder, so that the bytes are those of a file."""
+        return self.store.startswith("/")
+
+    @property
+    def file(self) -> str:
+        """Path of the file in the folder that is the store."""
+        return f"{self.store.rstrip('/')}/{self.name}{FILE_SUFFIX}"
 
     @property
     def key_options(self) -> str:

@@ -26,6 +26,7 @@ from dlfs.errors import (
     UsageError,
 )
 from dlfs.fabric.composing.namespaces import (
+    FILE_SUFFIX,
     MODEL,
     ComposedNamespace,
     NamespaceRequest,
@@ -40,8 +41,6 @@ SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10"
 _TIMEOUT_S = 600.0
 """Longest run of the script, in seconds: some file systems write all blocks that they reserve."""
 _SSH_FAILED = 255
-_SUFFIX = ".namespace"
-"""Suffix of the files."""
 _ERRORS: dict[int, type[DlfsError]] = {2: NotFoundError, 17: ExistsError, 28: SpaceError}
 """Errors by the exit codes of the script."""
 
@@ -105,7 +104,7 @@ class NvmetTarget(ComposingTarget):
             nqn, uuid, size_bytes, path, listeners, hosts, proven = line.split("\t")
             places = listeners.split()
             return ComposedNamespace(
-                name=PurePosixPath(path).name.removesuffix(_SUFFIX),
+                name=PurePosixPath(path).name.removesuffix(FILE_SUFFIX),
                 nqn=nqn,
                 uuid=UUID(uuid),
                 size_bytes=int(size_bytes),
@@ -125,7 +124,7 @@ class NvmetTarget(ComposingTarget):
             NotFoundError: the storage node has no such folder, or this machine no such key.
             SpaceError: the folder's file system has too little space.
         """
-        if not request.store.startswith("/"):
+        if not request.in_folder:
             raise UsageError(
                 f"{self._what}: expected the absolute path of a folder to store "
                 f"{request.name}, got {request.store!r}"
@@ -135,13 +134,12 @@ class NvmetTarget(ComposingTarget):
                 f"{self._what}: nvmet takes TLS keys from its kernel's keyring and needs tlshd; "
                 f"export {request.name} without tls_psk, or on SPDK"
             )
-        store = request.store.rstrip("/")
         settings = {
             "name": request.name,
             "nqn": request.nqn,
             "uuid": str(request.uuid),
-            "store": store or "/",
-            "file": f"{store}/{request.name}{_SUFFIX}",
+            "store": request.store.rstrip("/") or "/",
+            "file": request.file,
             "size_bytes": str(request.size_bytes),
             "family": request.family,
             "address": request.address,

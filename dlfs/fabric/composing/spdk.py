@@ -1,10 +1,11 @@
-"""Namespaces on SPDK's nvmf_tgt: each is a logical volume (lvol) of an lvol store.
+"""Namespaces on SPDK's nvmf_tgt: each is a logical volume (lvol) of an lvol store, or a file.
 
 The calls are those of SPDK's JSON-RPC, made by the client of the package ``spdk``. nvmf_tgt loses
-exports when it ends, but not lvols: ``create`` with the same request exports one again, with the
-same UUID. nvmf_tgt reads keys from their files, so it must run on this machine, or find them at
-the same paths. It reads a key for authentication whenever a host proves that it has it, and a TLS
-key when the host is added.
+exports when it ends, but not lvols and files: ``create`` with the same request exports one again,
+with the same UUID. Files are made by this process (``files.py``), so nvmf_tgt must run on this
+machine, by a user who may write to them; it has them as aio devices, named as the file. nvmf_tgt
+reads keys from their files, too: it reads a key for authentication whenever a host proves that it
+has it, and a TLS key when the host is added.
 
 Source: SPDK 26.05's JSON-RPC; ``spdk`` 26.9.
 """
@@ -15,6 +16,7 @@ import json
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -28,7 +30,9 @@ from dlfs.errors import (
     SpaceError,
     UsageError,
 )
+from dlfs.fabric.composing.files import reserve_file, resize_file
 from dlfs.fabric.composing.namespaces import (
+    FILE_SUFFIX,
     MODEL,
     ComposedNamespace,
     NamespaceRequest,
@@ -41,6 +45,7 @@ from dlfs.fabric.recipes import DISCOVERY_NQN
 _TIMEOUT_S = 60.0
 _TRANSFER_BYTES_MAX = 1 << 20
 """Most bytes of one command. SPDK's default, 128 KiB, would split the reads of whole chunks."""
+_FILE_BLOCK_BYTES = 4096
 
 
 class SpdkTarget(ComposingTarget):
@@ -64,6 +69,7 @@ class SpdkTarget(ComposingTarget):
             ) from error
         super().__init__(f"compose on nvmf_tgt at {address}" + (f":{port}" if port else ""))
         self._refusal: type[Exception] = JSONRPCException
+        self._is_remote = port is not None
         try:
             self._client = JSONRPCClient(address, port, timeout=_TIMEOUT_S)
         except (JSONRPCException, OSError) as error:
@@ -101,9 +107,10 @@ class SpdkTarget(ComposingTarget):
     def _decode(
         self, subsystem: dict[str, Any], space: dict[str, Any], lvol: dict[str, Any]
     ) -> ComposedNamespace:
-        backing = (lvol["aliases"] or [lvol["name"]])[0]
+        name: str = lvol["name"]  # the UUID, of an lvol; a file has its UUID as an alias
+        backing = name if _is_file(name) else (lvol["aliases"] or [name])[0]
         return ComposedNamespace(
-            name=backing.rpartition("/")[2],
+            name=backing.rpartition("/")[2].removesuffix(FILE_SUFFIX if _is_file(backing) else ""),
             nqn=subsystem["nqn"],
             uuid=UUID(space["uuid"]),
             size_bytes=lvol["num_blocks"] * lvol["block_size"],
@@ -121,10 +128,10 @@ class SpdkTarget(ComposingTarget):
         found = [each for each in self._call("nvmf_get_subsystems") if each["nqn"] == nqn]
         return found[0] if found else None
 
-    def _lvol_bytes(self, alias: str) -> int | None:
-        """Return the size of an lvol; None if there is none."""
+    def _backing_bytes(self, backing: str) -> int | None:
+        """Return the size of an lvol or of a file's device; None if there is none."""
         for bdev in self._call("bdev_get_bdevs"):
-            if alias in _names(bdev):
+            if backing in _names(bdev):
                 size: int = bdev["num_blocks"] * bdev["block_size"]
                 return size
         return None
@@ -145,16 +152,17 @@ class SpdkTarget(ComposingTarget):
     def create(self, request: NamespaceRequest) -> ComposedNamespace:
         """Create and export a namespace, as ``ComposingTarget`` says.
 
-        The size is rounded up to whole clusters of the lvol store.
+        On an lvol store, the size is rounded up to whole clusters.
 
         Raises:
-            NotFoundError: there is no such lvol store.
-            SpaceError: the lvol store has too little space.
+            UsageError: the store is a folder, and nvmf_tgt is reached by TCP.
+            NotFoundError: there is no such lvol store or folder.
+            SpaceError: the lvol store, or the folder's file system, has too little space.
         """
-        alias = f"{request.store}/{request.name}"
+        backing = _backing(request)
         for each in self.list():
-            if (each.nqn == request.nqn) != (each.backing == alias) or (
-                each.name == request.name and each.backing != alias
+            if (each.nqn == request.nqn) != (each.backing == backing) or (
+                each.name == request.name and each.backing != backing
             ):
                 raise ExistsError(
                     f"{self._what}: {each.name} is composed already, as {each.nqn} in "
@@ -166,7 +174,10 @@ class SpdkTarget(ComposingTarget):
                 f"{self._what}: {request.nqn} is exported already, and was not composed"
             )
         with self._other_create_named(request):
-            self._make_lvol(request, alias)
+            if request.in_folder:
+                self._make_file_device(request)
+            else:
+                self._make_lvol(request, backing)
         keys = self._add_keys(request)
         made = False
         try:
@@ -174,7 +185,7 @@ class SpdkTarget(ComposingTarget):
                 with self._other_create_named(request):
                     subsystem = self._make_subsystem(request.nqn)
                 made = True
-            self._export(request, alias, subsystem, keys)
+            self._export(request, backing, subsystem, keys)
         except BaseException:
             if made:
                 self._remove_export(request.nqn)
@@ -191,8 +202,8 @@ class SpdkTarget(ComposingTarget):
         except SpaceError:
             raise
         except DeviceError as error:
-            alias = f"{request.store}/{request.name}"
-            if self._subsystem(request.nqn) is None and self._lvol_bytes(alias) is None:
+            found = self._backing_bytes(_backing(request))
+            if self._subsystem(request.nqn) is None and found is None:
                 raise
             raise ExistsError(
                 f"{self._what}: {request.name} is being composed by another command at this "
@@ -226,9 +237,9 @@ class SpdkTarget(ComposingTarget):
                 self._call("keyring_file_add_key", name=keys[parameter], path=path)
         return keys
 
-    def _make_lvol(self, request: NamespaceRequest, alias: str) -> None:
+    def _make_lvol(self, request: NamespaceRequest, backing: str) -> None:
         wanted = self._whole_clusters(request.store, request.size_bytes)
-        found = self._lvol_bytes(alias)
+        found = self._backing_bytes(backing)
         if found is None:
             self._call(
                 "bdev_lvol_create",
@@ -240,6 +251,21 @@ class SpdkTarget(ComposingTarget):
             raise ExistsError(
                 f"{self._what}: {request.name} exists with {found} bytes, not {wanted}; "
                 f"resize changes the size"
+            )
+
+    def _make_file_device(self, request: NamespaceRequest) -> None:
+        if self._is_remote:
+            raise UsageError(
+                f"{self._what}: expected the name of an lvol store, got {request.store}: files are "
+                "made on this machine, and nvmf_tgt may run on another one; name its socket"
+            )
+        reserve_file(request.file, request.size_bytes, self._what)
+        if self._backing_bytes(request.file) is None:
+            self._call(
+                "bdev_aio_create",
+                name=request.file,
+                filename=request.file,
+                block_size=_FILE_BLOCK_BYTES,
             )
 
     def _remove_keys(
@@ -257,7 +283,7 @@ class SpdkTarget(ComposingTarget):
     def _export(
         self,
         request: NamespaceRequest,
-        alias: str,
+        backing: str,
         subsystem: dict[str, Any],
         keys: dict[str, str],
     ) -> None:
@@ -274,7 +300,7 @@ class SpdkTarget(ComposingTarget):
         for host in known - set(request.allowed_hosts):
             self._call("nvmf_subsystem_remove_host", nqn=nqn, host=host)
         if not subsystem["namespaces"]:
-            space = {"bdev_name": alias, "nsid": 1, "uuid": str(request.uuid)}
+            space = {"bdev_name": backing, "nsid": 1, "uuid": str(request.uuid)}
             self._call("nvmf_subsystem_add_ns", nqn=nqn, namespace=space)
         self._listen(nqn, request, request.port, secure=bool(request.tls_psk))
         self._listen(DISCOVERY_NQN, request, request.discovery_port)
@@ -305,12 +331,20 @@ class SpdkTarget(ComposingTarget):
         self._call("nvmf_subsystem_add_listener", nqn=nqn, listen_address=place, **options)
 
     def _resize(self, found: ComposedNamespace, size_bytes: int) -> None:
+        if _is_file(found.backing):
+            resize_file(found.backing, size_bytes, self._what)
+            self._call("bdev_aio_rescan", name=found.backing)
+            return
         self._call("bdev_lvol_resize", name=found.backing, size_in_mib=size_bytes // MIB)
 
     def _withdraw(self, found: ComposedNamespace, *, delete: bool) -> None:
         self._remove_export(found.nqn)
         self._remove_keys(found.name, keep=set())
-        if delete:
+        if _is_file(found.backing):
+            self._call("bdev_aio_delete", name=found.backing)
+            if delete:
+                Path(found.backing).unlink(missing_ok=True)
+        elif delete:
             self._call("bdev_lvol_delete", name=found.backing)
 
     def _remove_export(self, nqn: str) -> None:
@@ -329,6 +363,15 @@ def _message(text: str) -> str:
         return str(json.loads(said)["message"])
     except (ValueError, KeyError, TypeError):
         return " ".join(said.split()) or text
+
+
+def _backing(request: NamespaceRequest) -> str:
+    """Return the name that nvmf_tgt has for the device of a namespace."""
+    return request.file if request.in_folder else f"{request.store}/{request.name}"
+
+
+def _is_file(backing: str) -> bool:
+    return backing.startswith("/")
 
 
 def _key_prefix(name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import json
 import os
 from pathlib import Path
@@ -49,6 +51,20 @@ def test_a_key_is_replaced_on_request_only(run, directory: Path) -> None:
     assert (directory / "trainer").read_text() == before
     assert run("key", "generate", "trainer", "--replace").code == 0
     assert (directory / "trainer").read_text() != before
+
+
+@pytest.mark.parametrize(("hash_id", "name"), [(1, "sha256"), (2, "sha384"), (3, "sha512")])
+def test_a_derived_key(run, directory: Path, tmp_path: Path, hash_id: int, name: str) -> None:
+    text = generate_key(hash_id=hash_id)
+    (tmp_path / "cluster").write_text(text)
+    for job in ("job-7", "job-8"):
+        done = run("key", "import", job, tmp_path / "cluster", "--derive", job)
+        assert (done.code, done.out.decode()) == (0, f"{directory / job}\n")
+        made = (directory / job).read_text()
+        assert check_key(made) == check_key(text)
+        secret = base64.b64decode(text.split(":")[2])[:-4]
+        expected = hmac.new(secret, job.encode(), name).digest()
+        assert base64.b64decode(made.split(":")[2])[:-4] == expected
 
 
 def test_import_from_a_file(run, directory: Path, tmp_path: Path) -> None:
