@@ -7,6 +7,7 @@ used, so that ``dlfs --help`` does not wait for numpy and libdlfs, nor Ctrl-C fo
 # The layers. Imports point down this list only; import-linter enforces it (pyproject.toml).
 #
 #   cli             the command line: one file per verb in cli/verbs. Nothing imports it.
+#   diagnosis       what a machine lacks for DLFS; what limits the speed of a volume on it
 #   adapters        torch, grain, tf, ray, dask, huggingface, arrow, fsspec: use only the public API
 #   service         the node service: sample server, its clients, metrics
 #   mount           datasets as files: the native server and the pyfuse3 server

@@ -38,7 +38,8 @@ MEMORY_VARIABLE = "DLFS_MEMORY"
 def allowed_memory() -> tuple[int, str]:
     """Return the memory that this process may use, in bytes, and what limits it."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([(machine, "the machine's memory"), *_limits()])
+    found = [(limit, f"the limit of a control group, {path}") for limit, path in find_limits(PROC)]
+    return min([(machine, "the machine's memory"), *found])
 
 
 def allowed_bytes() -> int:
@@ -91,30 +92,36 @@ def _describe(size_bytes: int, default_bytes: int, share: int, bytes_max: int) -
     )
 
 
-def _limits() -> Iterator[tuple[int, str]]:
-    """Yield the limits of the process's control groups and of those above them, in bytes."""
-    for directory in _groups():
+def find_limits(proc: Path, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
+    """Yield the limits of a process's control groups and of those above them, in bytes.
+
+    Args:
+        proc: directory of the process in /proc.
+        root: directory below which the control groups are mounted.
+    """
+    for directory in _groups(proc, root):
         for name in _FILES:
             with suppress(OSError, ValueError):  # "max", or a file of the other version
                 path = directory / name
-                yield int(path.read_text()), f"the limit of a control group, {path}"
+                yield int(path.read_text()), path
 
 
-def _groups() -> Iterator[Path]:
+def _groups(proc: Path, root: Path) -> Iterator[Path]:
     """Yield the directories of the process's control groups for memory, and those above them."""
     paths: dict[str, str] = {}
     with suppress(OSError):
-        for line in (PROC / "cgroup").read_text().splitlines():
+        for line in (proc / "cgroup").read_text().splitlines():
             number, controllers, path = line.split(":", 2)
             if number == "0" or "memory" in controllers.split(","):
                 paths["cgroup2" if number == "0" else "cgroup"] = path
     with suppress(OSError):
-        for line in (PROC / "mountinfo").read_text().splitlines():
+        for line in (proc / "mountinfo").read_text().splitlines():
             before, _, after = line.partition(" - ")
-            root, point = before.split(" ")[3:5]
+            group_root, point = before.split(" ")[3:5]
             kind, _, options = after.split(" ", 2)
             if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(",")):
-                yield from _upwards(Path(point), root, paths.get(kind, root))
+                mounted = root / point.lstrip("/")
+                yield from _upwards(mounted, group_root, paths.get(kind, group_root))
 
 
 def _upwards(mounted: Path, root: str, path: str) -> Iterator[Path]:

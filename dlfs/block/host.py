@@ -18,14 +18,29 @@ import functools
 import hashlib
 import logging
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID, uuid4
 
 from dlfs.errors import UsageError
 
-_NQN_FILE = Path("/etc/nvme/hostnqn")
-_ID_FILE = Path("/etc/nvme/hostid")
-_MACHINE_FILE = Path("/etc/machine-id")
+
+@dataclass(frozen=True)
+class HostFiles:
+    """The files of a host's identity.
+
+    Attributes:
+        nqn: the NQN of the kernel's initiator.
+        host_id: its host ID.
+        machine: the machine's ID.
+    """
+
+    nqn: Path = Path("/etc/nvme/hostnqn")
+    host_id: Path = Path("/etc/nvme/hostid")
+    machine: Path = Path("/etc/machine-id")
+
+
+_FILES = HostFiles()
 _NQN_PREFIX = "nqn.2014-08.org.nvmexpress:uuid:"
 _NQN = re.compile(r"nqn\.\d{4}-\d{2}\.[\x21-\x7e]{1,211}")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -56,16 +71,38 @@ def host_identity(nqn: str | None, host_id: UUID | None) -> tuple[str, UUID]:
     Raises:
         UsageError: the machine has no identity, or a file of it is malformed.
     """
-    is_own = nqn in (None, _read_line(_NQN_FILE))
+    found = find_identity(nqn, host_id, files=_FILES)
+    if find_contradiction(*found):
+        _warn(*found)
+    return found
+
+
+def find_identity(
+    nqn: str | None = None, host_id: UUID | None = None, *, files: HostFiles
+) -> tuple[str, UUID]:
+    """Return the NQN and the ID of a host, as ``host_identity``, without a warning.
+
+    Args:
+        nqn: NQN that the caller gave; None for that of the host.
+        host_id: ID that the caller gave; None for the one that belongs to the NQN.
+        files: the files of the host's identity.
+
+    Raises:
+        UsageError: the machine has no identity, or a file of it is malformed.
+    """
+    is_own = nqn in (None, _read_line(files.nqn))
     if nqn is None:
-        nqn = _stated_nqn() or f"{_NQN_PREFIX}{_stated_id() or _derived_id()}"
-    named = _uuid_in(nqn)
+        nqn = _stated_nqn(files) or f"{_NQN_PREFIX}{_stated_id(files) or _derived_id(files)}"
     if host_id is None:
-        first, second = (_stated_id(), named) if is_own else (named, _stated_id())
-        host_id = first or second or _derived_id()
-    if named not in (None, host_id):
-        _warn(nqn, host_id)
+        named = _uuid_in(nqn)
+        first, second = (_stated_id(files), named) if is_own else (named, _stated_id(files))
+        host_id = first or second or _derived_id(files)
     return nqn, host_id
+
+
+def find_contradiction(nqn: str, host_id: UUID) -> bool:
+    """Return True if an NQN has a UUID, and it is not the host ID."""
+    return _uuid_in(nqn) not in (None, host_id)
 
 
 @functools.cache
@@ -76,8 +113,8 @@ def _warn(nqn: str, host_id: UUID) -> None:
         "hosts; make them equal, in %s and %s or in hostid= and hostnqn= of the URI",
         host_id,
         nqn,
-        _ID_FILE,
-        _NQN_FILE,
+        _FILES.host_id,
+        _FILES.nqn,
     )
 
 
@@ -88,19 +125,19 @@ def _read_line(path: Path) -> str:
         return ""
 
 
-def _stated_nqn() -> str | None:
+def _stated_nqn(files: HostFiles) -> str | None:
     """Return the NQN of the kernel's initiator; None if there is none."""
-    line = _read_line(_NQN_FILE)
+    line = _read_line(files.nqn)
     if line and not _NQN.fullmatch(line):
-        raise _malformed(_NQN_FILE, "an NQN (nqn.yyyy-mm...) of at most 223 bytes", line)
+        raise _malformed(files.nqn, "an NQN (nqn.yyyy-mm...) of at most 223 bytes", line)
     return line or None
 
 
-def _stated_id() -> UUID | None:
+def _stated_id(files: HostFiles) -> UUID | None:
     """Return the host ID of the kernel's initiator; None if there is none."""
-    line = _read_line(_ID_FILE)
+    line = _read_line(files.host_id)
     if line and not _UUID.fullmatch(line):
-        raise _malformed(_ID_FILE, "a UUID", line)
+        raise _malformed(files.host_id, "a UUID", line)
     return UUID(line) if line else None
 
 
@@ -117,16 +154,16 @@ def _uuid_in(nqn: str) -> UUID | None:
     return UUID(text) if text != nqn and _UUID.fullmatch(text) else None
 
 
-def _derived_id() -> UUID:
+def _derived_id(files: HostFiles) -> UUID:
     """Return the UUID that is derived from the machine's ID."""
-    machine = _read_line(_MACHINE_FILE)
+    machine = _read_line(files.machine)
     if not re.fullmatch(r"[0-9a-f]{32}", machine):
         got = ascii(machine[:_SHOWN_CHARACTERS]) if machine else "nothing"
         raise UsageError(
-            f"find this host's NQN and ID: expected them in {_NQN_FILE} and {_ID_FILE}, or the ID "
-            f"of the machine in {_MACHINE_FILE}, got {got} in the last; write the NQN "
-            f"that the targets allow to {_NQN_FILE}, such as {_NQN_PREFIX}{uuid4()}, and its UUID "
-            f"to {_ID_FILE}; or give hostnqn= and hostid= in the URI"
+            f"find this host's NQN and ID: expected them in {files.nqn} and {files.host_id}, or "
+            f"the ID of the machine in {files.machine}, got {got} in the last; write the NQN that "
+            f"the targets allow to {files.nqn}, such as {_NQN_PREFIX}{uuid4()}, and its UUID "
+            f"to {files.host_id}; or give hostnqn= and hostid= in the URI"
         )
     digest = hashlib.blake2s(bytes.fromhex(machine), digest_size=16, person=b"dlfshost").digest()
     return UUID(bytes=digest, version=4)

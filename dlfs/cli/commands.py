@@ -99,6 +99,7 @@ _PANELS = {
     "Watching": {
         "top": "top:top",
         "stall": "stall:stall",
+        "doctor": "doctor:doctor",
     },
     "Serving": {
         "serve": "serve:serve",

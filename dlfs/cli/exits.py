@@ -45,7 +45,9 @@ class Row:
 EXITS = (
     Row(ExitCode.OK, "done"),
     Row(
-        ExitCode.FAILURE, "any failure that has no code of its own; diff: the datasets differ",
+        ExitCode.FAILURE,
+        "any failure that has no code of its own; diff: the datasets differ; doctor: there are "
+        "warnings or errors",
         (DlfsError,),
     ),
     Row(ExitCode.USAGE, "the command line is wrong", (UsageError,)),

@@ -320,9 +320,10 @@ def test_this_host_is_the_one_that_python_says(
     (tmp_path / "nvme").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(host, "_NQN_FILE", tmp_path / "nvme/hostnqn")
-    monkeypatch.setattr(host, "_ID_FILE", tmp_path / "nvme/hostid")
-    monkeypatch.setattr(host, "_MACHINE_FILE", tmp_path / "machine-id")
+    files = host.HostFiles(
+        tmp_path / "nvme/hostnqn", tmp_path / "nvme/hostid", tmp_path / "machine-id"
+    )
+    monkeypatch.setattr(host, "_FILES", files)
     for nqn in (None, f"{FORM}{OTHER}", "nqn.2024-01.org.example:trainer", f"{FORM}{ID}"):
         for own in (None, UUID(OTHER)):
             try:

@@ -18,9 +18,8 @@ PREFIX = "nqn.2014-08.org.nvmexpress:uuid:"
 
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(host, "_NQN_FILE", tmp_path / "hostnqn")
-    monkeypatch.setattr(host, "_ID_FILE", tmp_path / "hostid")
-    monkeypatch.setattr(host, "_MACHINE_FILE", tmp_path / "machine-id")
+    files = host.HostFiles(tmp_path / "hostnqn", tmp_path / "hostid", tmp_path / "machine-id")
+    monkeypatch.setattr(host, "_FILES", files)
     return tmp_path
 
 

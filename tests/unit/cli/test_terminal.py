@@ -281,9 +281,9 @@ def test_what_is_shown_meanwhile_fits(terminal: Terminal, snapshot, name: str) -
     assert collage(pictures) == snapshot
 
 
-@pytest.mark.parametrize("verb", ["stall", "version"])
+@pytest.mark.parametrize("verb", ["stall", "version", "doctor"])
 def test_verbs_that_measure_fit(terminal: Terminal, verb: str) -> None:
-    words = [verb] if verb == "version" else [verb, VOLUME, NAME, "--seconds", 0.1, "--batch", 8]
+    words = [verb] if verb != "stall" else [verb, VOLUME, NAME, "--seconds", 0.1, "--batch", 8]
     for width in WIDTHS:
         lines = terminal.run(*words, columns=width).split("\n")
         assert max(map(cell_len, lines)) <= width

@@ -1,0 +1,11 @@
+"""What a machine lacks for DLFS, and what limits the speed of a volume on it.
+
+``doctor.examine`` runs the checks of ``checks``: each is a function that reads the machine's
+settings through a ``Machine`` and yields a ``Finding`` for each of them. ``bench`` measures the
+devices, the network, the API and the mount of a volume one after the other, next to fio.
+
+A check is there only for a setting that DLFS depends on, and says what DLFS does without it. A
+check reads below ``Machine.root``, so that a test can plant a misconfiguration; what only the
+running system can answer (a device, a target, a system call) is asked where the root is ``/``.
+Whatever may hang is asked in a thread with a time limit (``in_time``).
+"""

@@ -1,0 +1,1 @@
+"""The checks, by what they read: kernel, mounting, memory, limits, network, identity, targets."""
