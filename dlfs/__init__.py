@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from dlfs.base.arguments import Engine, Layout, OnError, ReadPlan, Shuffle
     from dlfs.dataset.dataset import Dataset
     from dlfs.dataset.writer import DatasetWriter
+    from dlfs.epoch.placement import Replicated, find_placement
+    from dlfs.epoch.ranks import Placement
     from dlfs.errors import (
         AuthenticationError,
         ChecksumError,
@@ -121,8 +123,10 @@ __all__ = [
     "NativeError",
     "NotFoundError",
     "OnError",
+    "Placement",
     "ReadPlan",
     "RepairReport",
+    "Replicated",
     "SampleInfo",
     "ServiceLostError",
     "Shuffle",
@@ -143,6 +147,7 @@ __all__ = [
     "connect",
     "copy_dataset",
     "diff",
+    "find_placement",
     "format_volume",
     "length_batches",
     "mix",
@@ -190,6 +195,9 @@ _HOMES = {
     "Volume": "dlfs.volume.volume",
     "open": "dlfs.volume.volume",
     "DatasetWriter": "dlfs.dataset.writer",
+    "Replicated": "dlfs.epoch.placement",
+    "find_placement": "dlfs.epoch.placement",
+    "Placement": "dlfs.epoch.ranks",
 }
 """The module of each public name that is no error."""
 

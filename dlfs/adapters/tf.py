@@ -70,7 +70,7 @@ def batches(
             ``json.loads(value.numpy())`` is a ``state``.
         keywords: seed, order, share and policy, as ``Dataset.batches`` takes them: ``seed``,
             ``shuffle``, ``window_chunks``, ``where``, ``weights``, ``draws``, ``order``, ``rank``,
-            ``world_size``, ``drop_last``, ``on_error`` and ``plan``.
+            ``world_size``, ``placement``, ``drop_last``, ``on_error`` and ``plan``.
 
     Returns:
         Pairs of the samples' indices, ``int64[n]``, and the samples, ``dtype[n, *shape]`` or

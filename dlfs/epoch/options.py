@@ -39,7 +39,13 @@ from dlfs.base.arguments import (
     check_on_error,
 )
 from dlfs.base.wording import join_words, show_value
-from dlfs.epoch.ranks import Placement, find_placement
+from dlfs.epoch.placement import (
+    PlacementSource,
+    check_one_source,
+    check_said,
+    find_placement,
+)
+from dlfs.epoch.ranks import Placement
 from dlfs.errors import UsageError
 
 Weights = str | ArrayLike | Callable[[int], str | ArrayLike]
@@ -85,6 +91,8 @@ class EpochOptions:
         rank: rank of this process, 0..world_size-1; None, like ``world_size``, to find it when the
             epoch begins.
         world_size: number of ranks that share the samples of the epoch, >= 1.
+        placement: mesh, group or function that says the rank, as ``dlfs.epoch.placement``
+            describes, instead of numbers.
         worker: number of this consumer within its rank, 0..workers-1.
         workers: consumers that share the batches of a rank, >= 1.
         shuffle: ``global``, ``chunk``, or None for storage order.
@@ -109,6 +117,7 @@ class EpochOptions:
     epoch: int = 0
     rank: int | None = None
     world_size: int | None = None
+    placement: PlacementSource | None = None
     worker: int = 0
     workers: int = 1
     shuffle: Shuffle | None = "global"
@@ -133,8 +142,10 @@ class EpochOptions:
         self._check_ranks()
 
     def _check_ranks(self) -> None:
+        check_said(self.placement)
         if self.rank is None and self.world_size is None:
             return
+        check_one_source(self.rank, self.world_size, self.placement)
         for option, missing in (("rank", 0), ("world_size", 1)):
             if getattr(self, option) is None:
                 object.__setattr__(self, option, missing)
@@ -167,9 +178,8 @@ class EpochOptions:
 
     def whole(self) -> Self:
         """Return the options of the same epoch for one consumer of all samples, one in a batch."""
-        return replace(
-            self, batch_size=1, rank=0, world_size=1, worker=0, workers=1, drop_last=False
-        )
+        alone = self.placed(Placement(0, 1))
+        return replace(alone, batch_size=1, worker=0, workers=1, drop_last=False)
 
     def placed(self, placement: Placement | None = None) -> Self:
         """Return the same options with the rank and world size of a placement.
@@ -183,8 +193,8 @@ class EpochOptions:
         if placement is None:
             if self.rank is not None:
                 return self
-            placement = find_placement()
-        return replace(self, rank=placement.rank, world_size=placement.world_size)
+            placement = find_placement(self.placement)
+        return replace(self, rank=placement.rank, world_size=placement.world_size, placement=None)
 
     def with_copies(self) -> Self:
         """Return the same options with copies of the arrays.
@@ -250,6 +260,7 @@ class ReadKeywords(OrderKeywords, total=False):
 
     rank: int | None
     world_size: int | None
+    placement: PlacementSource | None
     drop_last: bool
     on_error: OnError
     plan: ReadPlan

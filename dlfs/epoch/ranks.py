@@ -1,8 +1,9 @@
-"""Finds which share of an epoch this process takes: its rank, and the number of ranks.
+"""Finds the rank of this process and the number of ranks in its environment.
 
-The rank is found when an epoch begins, not when an object is made, because a loader is often made
-before the ranks exist: processes are forked or spawned later, or ``torch.distributed`` is
-initialised later. The first of these that is there decides:
+``epoch.placement`` works out which ranks take different samples: all of them, if the caller says
+nothing. The rank is found when an epoch begins, not when an object is made, because a loader is
+often made before the ranks exist: processes are forked or spawned later, or ``torch.distributed``
+is initialised later. The first of these that is there decides:
 
 1. ``torch.distributed``, if this process has initialised it. A launcher may have counted machines
    where the group counts processes.
@@ -41,7 +42,7 @@ class Placement:
     """The share of an epoch that one process takes.
 
     Attributes:
-        rank: rank of the process, 0..world_size-1.
+        rank: rank of the process among those that take different samples, 0..world_size-1.
         world_size: number of ranks that share the epoch, >= 1.
         is_launched: True if ``torch.distributed`` or a launcher started several processes, which
             usually wait for each other in every step.
@@ -55,8 +56,8 @@ class Placement:
         return f"rank {self.rank} of {self.world_size}"
 
 
-def find_placement() -> Placement:
-    """Find the placement of this process.
+def placement_of_environment() -> Placement:
+    """Find the placement of this process if all ranks take different samples.
 
     Raises:
         UsageError: the environment says that there are several ranks, but not which is this one.
@@ -74,29 +75,9 @@ def find_placement() -> Placement:
 def is_launched() -> bool:
     """Return True if this process is one of several that a launcher started."""
     try:
-        return find_placement().is_launched
+        return placement_of_environment().is_launched
     except UsageError:
         return True
-
-
-def check_same_placement(began: Placement, what: str, remedy: str) -> None:
-    """Check that the placement of this process is the one with which an epoch began.
-
-    Args:
-        began: placement that was found then.
-        what: what began, for error messages.
-        remedy: what to call to go on with the placement of now.
-
-    Raises:
-        UsageError: it is another one, or cannot be found.
-    """
-    now = find_placement()
-    if now != began:
-        raise UsageError(
-            f"take the next batch: expected {began}, with which {what} began, got {now}: ranks "
-            f"were made since; make the object and begin in the processes of the ranks, or "
-            f"{remedy} to go on at this position with the ranks of now"
-        )
 
 
 def process_group() -> Any:

@@ -5,7 +5,7 @@ An ``Epoch`` takes positions of a ``Sequence`` (``epoch.order``) from a stream o
 therefore the same set of samples for every world size with the same global batch size, and another
 number of ranks can resume the epoch.
 
-Without a given rank, the first batch finds it. ``epoch.ranks`` says how.
+Without a given rank, the first batch finds it. ``epoch.placement`` says how.
 
 Without ``drop_last`` the last batch may be shorter, and some ranks may have one batch more than
 others. Training loops that synchronise their ranks need ``drop_last=True``.
@@ -29,7 +29,8 @@ from dlfs.base.units import format_count
 from dlfs.base.wording import quote
 from dlfs.epoch.options import EpochOptions, EpochState
 from dlfs.epoch.order import shard_count
-from dlfs.epoch.ranks import Placement, check_same_placement, find_placement, process_group
+from dlfs.epoch.placement import begin_placement, check_same_placement
+from dlfs.epoch.ranks import Placement, process_group
 from dlfs.epoch.selection import Selection
 from dlfs.errors import ClosedError, UsageError
 from dlfs.reader.batch import Batch
@@ -124,6 +125,7 @@ class Epoch(Closing, Iterator[Batch]):
         self._stream: EpochStream | None = None
         self._reader: EpochReader | None = None
         self._owner = OwnerProcess()
+        self._said = options.placement
         self._began: Placement | None = None  # placement that the first batch found
         self._watches_rank = options.rank is None  # until torch.distributed has said the rank
         self._closed = False
@@ -220,9 +222,9 @@ class Epoch(Closing, Iterator[Batch]):
         """
         if self._began is not None:
             what = f"epoch {self._options.epoch}"
-            check_same_placement(self._began, what, "call resume(state())")
+            check_same_placement(self._said, self._began, what, "call resume(state())")
         elif self._options.rank is None:
-            self._began = find_placement()
+            self._began = begin_placement(self._said)
             self._options = self._options.placed(self._began)
         self._watches_rank = self._began is not None and process_group() is None
 
@@ -288,7 +290,8 @@ class Epoch(Closing, Iterator[Batch]):
         if self._choose is not None and self._selection is not None and self._selection.by_epoch:
             self._selection = self._choose(self._options)
         if self._began is not None:
-            self._options = replace(self._options, rank=None, world_size=None)
+            said = self._said
+            self._options = replace(self._options, rank=None, world_size=None, placement=said)
             self._began, self._watches_rank = None, True
         self._ended = False
         self._total = total

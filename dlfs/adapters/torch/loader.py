@@ -112,8 +112,8 @@ class Loader(IterableDataset[Any]):
             ``state_dict``.
         options: order and share, as ``Dataset.batches`` takes and describes them: ``seed``,
             ``shuffle``, ``window_chunks``, ``where``, ``weights``, ``draws``, ``order``,
-            ``drop_last``, ``on_error``, ``plan``, ``rank`` and ``world_size``. Each epoch finds the
-            rank when it begins, so the loader may be made before the ranks.
+            ``drop_last``, ``on_error``, ``plan``, ``rank``, ``world_size`` and ``placement``. Each
+            epoch finds the rank when it begins, so the loader may be made before the ranks.
 
     Raises:
         UsageError: an argument is out of range.
@@ -166,7 +166,9 @@ class Loader(IterableDataset[Any]):
         check = partial(check_integer, action="make a loader")
         self.dataset = dataset
         self.batch_size = check(batch_size, 1, option="batch_size")
-        self._finder = PlacementFinder(options.get("rank"), options.get("world_size"))
+        self._finder = PlacementFinder(
+            options.get("rank"), options.get("world_size"), options.get("placement")
+        )
         self._recipe = Recipe(
             transform=transform,
             with_context=with_context,
@@ -186,6 +188,7 @@ class Loader(IterableDataset[Any]):
             fields=fields,
             rank=None,
             world_size=None,
+            placement=None,
         ).with_copies()
         self._uneven = check_uneven(uneven)
         self._lookahead = check(lookahead, 0, option="lookahead")
@@ -209,7 +212,7 @@ class Loader(IterableDataset[Any]):
 
     @property
     def rank(self) -> int:
-        """Rank of this process; until an epoch begins, that of now.
+        """Rank of this process among those that take different samples; before an epoch, of now.
 
         Raises:
             UsageError: the environment does not say which of several ranks this process is.
@@ -218,7 +221,7 @@ class Loader(IterableDataset[Any]):
 
     @property
     def world_size(self) -> int:
-        """Number of ranks; until an epoch begins, that of now.
+        """Number of ranks that take different samples; until an epoch begins, that of now.
 
         Raises:
             UsageError: as for ``rank``.
@@ -429,6 +432,7 @@ class Loader(IterableDataset[Any]):
     def _make_workers(self, begin: State) -> DataLoader[TensorBatch]:
         inner = copy(self)  # a copy: a reference cycle would keep the workers
         inner._as_pairs, inner._memory = False, None
+        inner._finder = copy(self._finder)  # numbers: meshes and groups stay in this process
         inner._cursor = Cursor(begin)  # the begin of the workers differs from this process's
         return DataLoader(
             inner,

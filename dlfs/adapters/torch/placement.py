@@ -1,36 +1,32 @@
 """Finds the rank of a loader or sampler when it is used, and refuses what would share it out twice.
 
-``epoch.ranks`` says where a rank is found. What is added here: a worker process of a ``DataLoader``
-takes the rank of the training process that started it, where ``torch.distributed`` is initialised;
-and ranks that differ in more than their data are warned of.
+``epoch.placement`` says where a rank is found. What is added here: worker processes get the numbers
+that the training process that started them found, and never the mesh, group or function that they
+were found by, which do not work in them.
 """
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import sys
-import warnings
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
-from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import get_worker_info
 
 from dlfs.base.forks import OwnerProcess
-from dlfs.epoch.ranks import (
-    Placement,
-    check_placement,
+from dlfs.epoch.placement import (
+    PlacementSource,
+    begin_placement,
+    check_one_source,
+    check_said,
     check_same_placement,
+    detach,
     find_placement,
-    is_launched,
-    process_group,
 )
+from dlfs.epoch.ranks import Placement, check_placement, process_group
 from dlfs.errors import UsageError
-
-_DATA_DIMENSIONS = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")
-"""Beginnings of the names that dimensions of a mesh have whose ranks take different samples."""
 
 
 class PlacementFinder:
@@ -39,51 +35,76 @@ class PlacementFinder:
     Args:
         rank: rank that the caller gives, 0..world_size-1; requires ``world_size``.
         world_size: number of ranks that the caller gives, >= 1.
+        placement: what the caller says of the ranks instead, as ``epoch.placement`` takes it.
 
     Raises:
-        UsageError: only one of the two is given, or they are no numbers, or out of range.
+        UsageError: only one of the two numbers is given, or they are no numbers, or out of range;
+            or they are given with a placement, or it is ambiguous.
 
     Threads: one at a time.
     """
 
-    def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
-        self._given: Placement | None = None
+    def __init__(
+        self,
+        rank: int | None = None,
+        world_size: int | None = None,
+        placement: PlacementSource | None = None,
+    ) -> None:
+        check_one_source(rank, world_size, placement)
+        check_said(placement)
+        self._said = placement
         if rank is not None or world_size is not None:
-            self._given = check_placement(rank, world_size, "the arguments")
+            self._said = check_placement(rank, world_size, "the arguments")
         self._handed: tuple[int, Placement] | None = None
         """Process that pickled this object for its workers, and its placement."""
         self._began: Placement | None = None
         self._began_in = OwnerProcess()
         self._had_group = False
-        self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Hand the placement to a worker process, which may start without torch.distributed."""
-        try:
-            handed = (os.getpid(), self.current())
-        except UsageError:
-            handed = None  # raised again in the worker
+        """Hand the placement to a worker process, which may start without torch.distributed.
+
+        A shallow copy has the placement in the same way, for workers that are forked.
+        """
         # The unpickling process is not the one in which the epoch began.
-        return {**self.__dict__, "_handed": handed, "_began_in": None}
+        state = {**self.__dict__, "_handed": self._hand(), "_began_in": None}
+        return {**state, "_said": detach(self._said)}
+
+    def _hand(self) -> tuple[int, Placement] | None:
+        """Return this process and its placement; None if it is not known here either."""
+        if self._handed is not None and self._handed[0] == os.getpid():
+            return self._handed  # a copy for workers
+        try:
+            return os.getpid(), self.current()
+        except UsageError:
+            return None  # raised again in the worker
 
     def find(self) -> Placement:
         """Return the placement of this process.
 
         Raises:
-            UsageError: the environment says that there are several ranks, but not which is this.
+            UsageError: the environment says that there are several ranks, but not which is this;
+                or the placement that the caller gave is none of this process.
         """
+        return self._find(find_placement)
+
+    def _find(self, find: Callable[[PlacementSource | None], Placement]) -> Placement:
+        """Return the placement that a worker was handed, or that a function finds."""
         parent = multiprocessing.parent_process()
         if self._handed is not None and get_worker_info() is not None and parent is not None:
             trainer, placement = self._handed
             if trainer == parent.pid:
                 return placement
-        if self._given is not None:
-            return replace(self._given, is_launched=is_launched())
-        found = find_placement()
-        if found.world_size > 1 and not self._warned:
-            self._warned = True
-            _warn_of_meshes(found)
-        return found
+        return find(self._said)
+
+    def find_begun(self) -> Placement:
+        """Return the placement of this process for an iteration that begins.
+
+        Raises:
+            UsageError: as ``find``; or the caller said nothing, and PyTorch has a mesh whose ranks
+                may need the same samples.
+        """
+        return self._find(begin_placement)
 
     def current(self) -> Placement:
         """Return the placement of the epoch in progress, else that of one that would begin now.
@@ -111,7 +132,7 @@ class PlacementFinder:
         before = self._began
         if before is not None and is_begun:
             self._check_same(loader, before)
-        self._began, self._began_in = self.find(), OwnerProcess()
+        self._began, self._began_in = self.find_begun(), OwnerProcess()
         self._had_group = process_group() is not None
         return before is not None and before != self._began
 
@@ -126,40 +147,12 @@ class PlacementFinder:
             self._had_group = True
 
     def _check_same(self, loader: Any, began: Placement) -> None:
-        if self._given is None:
-            what = f"epoch {loader.epoch} of this {type(loader).__name__}"
-            check_same_placement(began, what, "call load_state_dict(state_dict())")
+        what = f"epoch {loader.epoch} of this {type(loader).__name__}"
+        check_same_placement(self._said, began, what, "call load_state_dict(state_dict())")
 
     def forget(self) -> None:
         """Let the next iteration begin with the placement of then, as after another state."""
         self._began = None
-
-
-def _warn_of_meshes(found: Placement) -> None:
-    """Warn if ranks of a ``DeviceMesh`` that need the same samples are given different ones."""
-    others = [] if process_group() is None else sorted(set(_mesh_dimensions()))
-    if others:
-        warnings.warn(
-            f"{found} takes other samples than every other rank, but a DeviceMesh has the "
-            f"dimensions {', '.join(others)}: ranks of tensor, pipeline or context parallelism "
-            "need the same samples. Give rank= and world_size= of the data dimension, such as "
-            'rank=mesh["dp"].get_local_rank(), world_size=mesh["dp"].size()',
-            stacklevel=4,
-        )
-
-
-def _mesh_dimensions() -> list[str]:
-    """Return the dimensions of this process's meshes whose ranks may need the same samples.
-
-    PyTorch keeps no list of meshes; the garbage collector knows them.
-    """
-    meshes = [one for one in gc.get_objects() if type(one) is DeviceMesh]
-    found = []
-    for mesh in meshes:
-        names = mesh.mesh_dim_names or ["dp", *["without a name"] * (mesh.ndim - 1)]
-        sizes = zip(names, mesh.shape, strict=True)
-        found += [n for n, size in sizes if size > 1 and not n.startswith(_DATA_DIMENSIONS)]
-    return found
 
 
 def refuse_second_sharding(finder: PlacementFinder, what: str) -> bool:

@@ -27,6 +27,8 @@ from dlfs.adapters.torch.shares import Share
 from dlfs.adapters.torch.states import INDEX_ORDER, State, next_epoch, plain_state
 from dlfs.base.arguments import check_choice
 from dlfs.epoch.options import WINDOW_CHUNKS, EpochState, SelectionKeywords, make_options
+from dlfs.epoch.placement import PlacementSource
+from dlfs.epoch.ranks import Placement
 from dlfs.errors import UsageError
 
 BLOCK_POSITIONS = 4096
@@ -54,6 +56,7 @@ class _RankSampler(Sampler[Any]):
         drop_last: bool = False,
         *,
         window_chunks: int = WINDOW_CHUNKS,
+        placement: PlacementSource | None = None,
         **choice: Unpack[SelectionKeywords],
     ) -> None:
         check_choice(shuffle, [*_SHUFFLES], option="shuffle", action="order samples")
@@ -67,7 +70,7 @@ class _RankSampler(Sampler[Any]):
             window_chunks=window_chunks,
             drop_last=drop_last,
         )
-        self._finder = PlacementFinder(rank, num_replicas)
+        self._finder = PlacementFinder(rank, num_replicas, placement)
         self._dataset = dataset.dataset if isinstance(dataset, SampleDataset) else dataset
         if options.shuffle is None and options.where is not None and options.weights is None:
             chosen = np.sort(self._dataset.order_epoch(options).indices())
@@ -78,9 +81,9 @@ class _RankSampler(Sampler[Any]):
         self._begin = self._given = whole.state()
         """State of the begin of the next iteration, and behind the last batch."""
 
-    def _share(self, first: int) -> Share:
+    def _share(self, first: int, placement: Placement | None = None) -> Share:
         """Return this rank's share, as of now, of an epoch from a position on."""
-        placement = self._finder.find()
+        placement = placement or self._finder.find()
         return Share(
             total=self._total,
             first=first,
@@ -151,6 +154,8 @@ class DistributedSampler(_RankSampler, TorchSampler[int]):
         seed: seed of the order.
         drop_last: True to leave out a last round that is not full, instead of completing it.
         window_chunks: window of ``chunk`` shuffle, as for ``Dataset.batches``.
+        placement: mesh, group or function instead of the numbers of ranks, as ``Dataset.batches``
+            takes it.
         choice: ``where``, ``weights``, ``draws`` and ``order``, as ``Dataset.batches`` takes them.
 
     Raises:
@@ -170,6 +175,7 @@ class DistributedSampler(_RankSampler, TorchSampler[int]):
         drop_last: bool = False,
         *,
         window_chunks: int = WINDOW_CHUNKS,
+        placement: PlacementSource | None = None,
         **choice: Unpack[SelectionKeywords],
     ) -> None:
         super().__init__(
@@ -181,6 +187,7 @@ class DistributedSampler(_RankSampler, TorchSampler[int]):
             seed,
             drop_last,
             window_chunks=window_chunks,
+            placement=placement,
             **choice,
         )
         self.dataset = dataset
@@ -188,12 +195,12 @@ class DistributedSampler(_RankSampler, TorchSampler[int]):
 
     @property
     def rank(self) -> int:
-        """Rank of this process, as of now."""
+        """Rank of this process among those that take different samples, as of now."""
         return self._finder.find().rank
 
     @property
     def num_replicas(self) -> int:
-        """Number of ranks, as of now."""
+        """Number of ranks that take different samples, as of now."""
         return self._finder.find().world_size
 
     @property
@@ -212,7 +219,7 @@ class DistributedSampler(_RankSampler, TorchSampler[int]):
         return int(self._begin["epoch"])
 
     def __iter__(self) -> Iterator[int]:
-        return self._indices(self._begin, self._share(0))
+        return self._indices(self._begin, self._share(0, self._finder.find_begun()))
 
 
 class DistributedBatchSampler(_RankSampler):
@@ -237,6 +244,8 @@ class DistributedBatchSampler(_RankSampler):
         drop_last: True to leave out a last global batch that is not full, instead of completing its
             last round.
         window_chunks: window of ``chunk`` shuffle, as for ``Dataset.batches``.
+        placement: mesh, group or function instead of the numbers of ranks, as ``Dataset.batches``
+            takes it.
         choice: ``where``, ``weights``, ``draws`` and ``order``, as ``Dataset.batches`` takes them.
 
     Raises:
@@ -261,7 +270,7 @@ class DistributedBatchSampler(_RankSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         begin = self._begin
-        share = self._share(int(begin["position"]))
+        share = self._share(int(begin["position"]), self._finder.find_begun())
         indices = self._indices(begin, share)
         for number in range(share.batches):
             self._given = {**begin, "position": share.end(number)}

@@ -12,7 +12,7 @@ import pytest
 
 import dlfs
 from dlfs.base.units import MIB
-from dlfs.epoch.ranks import Placement, find_placement, is_launched
+from dlfs.epoch.ranks import Placement, is_launched, placement_of_environment
 from dlfs.errors import UsageError
 from tests.support.forked import call_forked
 from tests.support.volumes import new_volume
@@ -69,7 +69,7 @@ FOUND = [
 def test_the_rank_is_found(monkeypatch, environment, expected):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    found = find_placement()
+    found = placement_of_environment()
     assert (found.rank, found.world_size) == expected
     assert is_launched() == (found.world_size > 1)
 
@@ -172,8 +172,7 @@ def test_the_rank_is_not_looked_for_at_each_batch(monkeypatch, dataset):
         looked.append(1)
         return Placement(0, 1)
 
-    for module in ("dlfs.reader.epoch", "dlfs.epoch.options", "dlfs.epoch.ranks"):
-        monkeypatch.setattr(f"{module}.find_placement", find)
+    monkeypatch.setattr("dlfs.epoch.placement.placement_of_environment", find)
     for epoch in made(dataset):
         looked.clear()
         assert sum(1 for _ in epoch) == COUNT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from importlib import import_module
 from typing import Any
 
@@ -16,7 +15,6 @@ from tests.unit.adapters.torch.orders import order, reference
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from dlfs.adapters.torch import (  # noqa: E402
@@ -137,41 +135,6 @@ def test_ranks_with_unequal_data_end_together(torch_volume, arrays):
             assert begun + all_ranks([one["rest"] for one in found]) == padded
         if epoch == 0:
             assert all_ranks([one["sampled"] for one in found]) == padded
-
-
-def warned_of_a_mesh(act) -> list[str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        act()
-    return [str(one.message) for one in caught if "DeviceMesh" in str(one.message)]
-
-
-def begin_with_meshes(join, volume) -> dict[str, list[str]]:
-    join()
-    with dlfs.open(volume) as opened, opened["arrays"] as dataset:
-
-        def load(**options):
-            return warned_of_a_mesh(lambda: next(iter(Loader(dataset, 10, **options))))
-
-        init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
-        found = {"data": load()}
-        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
-        found["tensor"] = load()
-        found["sampler"] = warned_of_a_mesh(lambda: next(iter(DistributedSampler(dataset))))
-        dp = mesh["dp"]
-        found["given"] = load(rank=dp.get_local_rank(), world_size=dp.size())
-        twice = Loader(dataset, 10)
-        found["once"] = warned_of_a_mesh(lambda: [next(iter(twice)), next(iter(twice))])
-    return found
-
-
-def test_ranks_of_a_mesh_that_need_the_same_samples_are_warned_of(torch_volume):
-    for found in run_ranks(2, begin_with_meshes, torch_volume, launched=True):
-        assert found["data"] == found["given"] == []
-        for name in ("tensor", "sampler", "once"):
-            assert len(found[name]) == 1
-            assert "a DeviceMesh has the dimensions tp: ranks of tensor" in found[name][0]
-            assert 'rank=mesh["dp"].get_local_rank()' in found[name][0]
 
 
 def begin_before_there_are_ranks(join, volume) -> dict[str, Any]:
