@@ -16,7 +16,7 @@ from dlfs.base.units import KIB, MIB
 from dlfs.connection.unfinished import load_step, load_steps
 from dlfs.dataset import committed_steps, second_pass, step_writer
 from dlfs.dataset.step_writer import StepWriter
-from dlfs.errors import ChecksumError, NotFoundError, SpaceError, UsageError
+from dlfs.errors import ChecksumError, DegradedError, NotFoundError, SpaceError, UsageError
 from dlfs.format.geometry import DataSpace
 from dlfs.ingest.attributes import AttributedSource, label_rule
 from dlfs.ingest.importer import finish_import, open_source
@@ -399,6 +399,23 @@ def test_a_damaged_copy_is_read_from_another_one(tmp_path: Path) -> None:
     volume = ",".join(members)
     killed_before_second_pass(path, volume)
     damaged(volume, 0)
+    with dlfs.open(volume) as target:
+        finish_import(target, "x")
+        assert list(target.verify()) == []
+    assert everything(volume)[:7] == everything(whole)[:7]
+
+
+def test_a_second_pass_waits_for_a_missing_member(tmp_path: Path) -> None:
+    path, whole = archives(tmp_path), fresh(tmp_path / "whole.img")
+    run(whole, opened(path))
+    members = [tmp_path / f"{number}.img" for number in range(3)]
+    volume = ",".join(map(str, members))
+    dlfs.format_volume(volume, size_bytes=32 * MIB, chunk_bytes=CHUNK_BYTES, replicas=2)
+    killed_in_second_pass(path, volume)
+    members[1].rename(tmp_path / "away")
+    with dlfs.open(volume) as target, pytest.raises(DegradedError, match=r"member 1 .* missing"):
+        finish_import(target, "x")
+    (tmp_path / "away").rename(members[1])
     with dlfs.open(volume) as target:
         finish_import(target, "x")
         assert list(target.verify()) == []
