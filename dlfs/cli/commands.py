@@ -105,6 +105,7 @@ _PANELS = {
         "serve": "serve:serve",
         "attach": "attach:attach",
         "detach": "attach:detach",
+        "stop": "stop:stop",
     },
     "Storage nodes": {
         "discover": "discover:discover",

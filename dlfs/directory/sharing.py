@@ -135,6 +135,18 @@ def load_directory(
     return directory
 
 
+def remove_leftovers(root: Path = SHARED_ROOT) -> None:
+    """Remove the shared files of the user that killed processes left, and their empty directory.
+
+    Files that a process has open stay. A process that opens a dataset meanwhile may load its
+    directory privately.
+    """
+    path = root / f"dlfs-{os.geteuid()}"
+    place = _Place.open(root) if path.is_dir() else None
+    if place is not None:
+        place.remove(path)
+
+
 @dataclass(eq=False)
 class _Loader:
     """Loads the parts of one directory into memory, and releases them."""
@@ -349,7 +361,7 @@ class _Place:
                     return None
                 # The process that had the lock before may have published it.
                 return self._map_published(name, size) or self._load(name, size, fill)
-        except _UnusableError:
+        except (_UnusableError, FileNotFoundError):  # the latter: ``remove_leftovers`` removed it
             return None
 
     # ---- files -------------------------------------------------------------------------------
@@ -494,6 +506,12 @@ class _Place:
                 if os.fstat(file.value).st_nlink > 0:
                     self._unlink(f"{name}.part")
                 fcntl.flock(file, fcntl.LOCK_UN)
+
+    def remove(self, path: Path) -> None:
+        """Remove files that no process has locked, then the directory if it is empty."""
+        self.sweep()
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
     def sweep(self, *, except_name: str = "") -> None:
         """Remove files that killed processes left: those that no process has locked."""

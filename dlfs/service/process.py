@@ -26,6 +26,7 @@ from dlfs._native.malloc import give_back_freed_memory
 from dlfs.base.memory_limit import default_service_bytes, describe_service_memory
 from dlfs.connection.connection import OpenOptions
 from dlfs.errors import UsageError
+from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.signals import run_until_signal
 from dlfs.service import systemd
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
@@ -60,7 +61,7 @@ class NodeOptions:
         cache_bytes: sample memory for all datasets, in bytes; by default a share of what the
             process may use.
         allow: users and groups that may use the socket.
-        open_options: options for opening the volumes' devices.
+        depth: most operations in flight per member and thread.
     """
 
     volumes: Sequence[str]
@@ -72,7 +73,7 @@ class NodeOptions:
     metrics: str | None = None
     cache_bytes: int = field(default_factory=default_service_bytes)
     allow: AllowList = field(default_factory=AllowList)
-    open_options: OpenOptions = field(default_factory=OpenOptions)
+    depth: int = 128
 
     def __post_init__(self) -> None:
         if not self.volumes or self.cache_bytes < 1:
@@ -110,16 +111,17 @@ class NodeService:
     def __init__(self, options: NodeOptions) -> None:
         self._options = options
         cache = DatasetCache(options.cache_bytes)
+        open_options = OpenOptions(depth=options.depth)
         with ExitStack() as opened:
             served = [
-                opened.enter_context(ServedVolume(uri, cache, options.open_options))
+                opened.enter_context(ServedVolume(uri, cache, open_options))
                 for uri in options.volumes
             ]
             volumes = {volume.uuid: volume for volume in served}
             if len(volumes) < len(served):
                 raise UsageError(f"serve {', '.join(options.volumes)}: a volume is given twice")
             self._mount = self._make_mount(served)
-            self.state = ServerState(volumes, cache, options.open_options, self._mount)
+            self.state = ServerState(volumes, cache, open_options, self._mount)
             self.metrics = self._open_metrics()
             if self.metrics is not None:
                 opened.callback(self.metrics.close)
@@ -156,7 +158,13 @@ class NodeService:
             return adopt(handed)
         given = self._options.socket
         path = given or default_path(first.label or str(first.uuid))
-        return listen(os.path.abspath(path), self._options.allow, make_directory=given is None)
+        mount = self._options.mount
+        return listen(
+            os.path.abspath(path),
+            self._options.allow,
+            make_directory=given is None,
+            mount=None if mount is None else mountpoints.resolve(mount),
+        )
 
     def run(self, on_ready: Callable[[str], None]) -> None:
         """Serve until SIGTERM or SIGINT.

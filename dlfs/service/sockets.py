@@ -1,8 +1,9 @@
 """The service's socket: its path, how it is created, and which users may connect.
 
-A service holds a lock next to its socket (``PATH.lock``, ``flock``) while it runs. A socket whose
-lock is free was left by a killed service, and a new service replaces it. A service that ends
-removes socket and lock file. A lock counts only while its file still has its name, so two services
+A service holds a lock next to its socket (``PATH.lock``, ``flock``) while it runs, and writes into
+that file which process it is and where it mounts (``ServiceRecord``). A socket whose lock is free
+was left by a killed service, and a new service replaces it. A service that ends removes socket and
+lock file. A lock counts only while its file still has its name, so two services
 that start at the same time cannot both hold the lock.
 """
 
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from dlfs.base.json_records import to_json
 from dlfs.base.wording import quote
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
 
@@ -174,6 +176,26 @@ def path_of(uri: str) -> str:
     return path
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceRecord:
+    """What a service's lock file says of it.
+
+    Attributes:
+        pid: process ID, in the PID namespace of the service.
+        pid_namespace: number of that namespace.
+        mount: absolute path of its mount; None if it has none.
+    """
+
+    pid: int
+    pid_namespace: int
+    mount: str | None
+
+
+def own_pid_namespace() -> int:
+    """Return the number of this process's PID namespace."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
 # ---- listening -----------------------------------------------------------------------------------
 
 
@@ -196,7 +218,7 @@ class Listener:
     def close(self) -> None:
         """Close the socket; remove its files first, unless systemd created it."""
         if self.lock >= 0:
-            for path in (self.path, _lock_path(self.path)):
+            for path in (self.path, lock_path(self.path)):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
             os.close(self.lock)
@@ -219,13 +241,16 @@ def adopt(found: socket.socket) -> Listener:
         ) from error
 
 
-def listen(path: str, allow: AllowList, *, make_directory: bool = False) -> Listener:
+def listen(
+    path: str, allow: AllowList, *, make_directory: bool = False, mount: str | None = None
+) -> Listener:
     """Create a socket and listen on it; replace the socket of a dead service.
 
     Args:
         path: path of the socket.
         allow: allow-list that determines the socket's group and mode.
         make_directory: create the socket's directory if it is missing, open to every user.
+        mount: where the service mounts, for its record.
 
     Raises:
         NotFoundError: the socket's directory does not exist.
@@ -250,7 +275,10 @@ def listen(path: str, allow: AllowList, *, make_directory: bool = False) -> List
         if make_directory:
             os.makedirs(folder, mode=0o755, exist_ok=True)
         lock = _lock(path)
-        _clear(path)
+        clear(path)
+        record = ServiceRecord(os.getpid(), own_pid_namespace(), mount)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, to_json(record), 0)
         return Listener(made, path, _bind(made, path, allow), lock)
     except OSError as error:
         made.close()
@@ -270,7 +298,7 @@ def _lock(path: str) -> int:
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
-        lock = os.open(_lock_path(path), flags, 0o600)
+        lock = os.open(lock_path(path), flags, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -281,11 +309,12 @@ def _lock(path: str) -> int:
         os.close(lock)  # the previous service has just removed this file
 
 
-def _lock_path(path: str) -> str:
+def lock_path(path: str) -> str:
+    """Return the path of the lock file of a socket."""
     return f"{path}.lock"
 
 
-def _clear(path: str) -> None:
+def clear(path: str) -> None:
     """Remove the socket of a dead service.
 
     Raises:

@@ -760,7 +760,7 @@ def test_rule_25_a_mount_whose_caller_was_killed_is_taken_back(
     directory.mkdir()
     os.mkfifo(log)
     code = "import sys; from tests.fuse.test_semantics import never_confirm; "
-    code += "from dlfs.mount.supervise import background; background._outcome = never_confirm; "
+    code += "from dlfs.mount.supervise import background; background.outcome = never_confirm; "
     code += "background.mount_volume(sys.argv[1], sys.argv[2], log=sys.argv[3])"
     command = [sys.executable, "-c", code, own_volume, directory, log]
     caller = subprocess.Popen(command, cwd=Path(__file__).parents[2])
@@ -774,7 +774,7 @@ def test_rule_25_a_mount_whose_caller_was_killed_is_taken_back(
 def test_rule_25_an_interrupted_mount_is_taken_back(
     own_volume: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "_outcome", never_confirm)
+    monkeypatch.setattr(background, "outcome", never_confirm)
     directory, log = tmp_path / "mnt", tmp_path / "log"
     directory.mkdir()
     os.mkfifo(log)

@@ -90,6 +90,7 @@ mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -p /run/lock
 mount --bind {etc} /etc
+{open}
 mount --bind {fuse} /dev/fuse
 hostname {name}
 ip link set lo up
@@ -112,6 +113,36 @@ def _which(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
+def _open_to_users(paths: Sequence[Path], folder: Path) -> str:
+    """Return commands after which every user can reach directories, also in closed ones.
+
+    Python may be in root's home directory. An empty directory covers the closed one, with the
+    wanted directories at their places in it.
+
+    Args:
+        paths: the wanted directories.
+        folder: where they are mounted meanwhile.
+    """
+    closed: dict[Path, list[Path]] = {}
+    for path in sorted({path.resolve() for path in paths}):
+        for parent in reversed(path.parents):
+            if not parent.stat().st_mode & 0o001:
+                inside = closed.setdefault(parent, [])
+                if not any(path.is_relative_to(each) for each in inside):
+                    inside.append(path)
+                break
+    lines = []
+    for number, (parent, inside) in enumerate(closed.items()):
+        stash = [folder / f".stash-{number}-{n}" for n in range(len(inside))]
+        for path, place in zip(inside, stash, strict=True):
+            lines.append(f"mkdir -p {place}; mount --bind {shlex.quote(str(path))} {place}")
+        lines.append(f"mount -t tmpfs -o mode=755 tmpfs {shlex.quote(str(parent))}")
+        for path, place in zip(inside, stash, strict=True):
+            quoted = shlex.quote(str(path))
+            lines.append(f"mkdir -p {quoted}; mount --move {place} {quoted}; rmdir {place}")
+    return "\n".join(lines)
+
+
 class Machine:
     """The head or a node of a lab.
 
@@ -122,6 +153,7 @@ class Machine:
 
     Attributes:
         name, address: as given.
+        etc: its /etc.
         scratch: directory of this machine that lives as long as the lab, writable for every user.
     """
 
@@ -131,12 +163,12 @@ class Machine:
         self._lab = lab
         self._init: subprocess.Popen[str] | None = None
         self._pid = 0
-        self._etc = lab.folder / f"etc-{name}"
-        shutil.copytree("/etc", self._etc, symlinks=True)
-        shutil.rmtree(self._etc / "nvme", ignore_errors=True)
-        (self._etc / "machine-id").write_text(f"{uuid4().hex}\n")
-        (self._etc / "hosts").write_text(lab.hosts)
-        with (self._etc / "passwd").open("a") as passwd, (self._etc / "group").open("a") as group:
+        self.etc = lab.folder / f"etc-{name}"
+        shutil.copytree("/etc", self.etc, symlinks=True)
+        shutil.rmtree(self.etc / "nvme", ignore_errors=True)
+        (self.etc / "machine-id").write_text(f"{uuid4().hex}\n")
+        (self.etc / "hosts").write_text(lab.hosts)
+        with (self.etc / "passwd").open("a") as passwd, (self.etc / "group").open("a") as group:
             for user, number in lab.users.items():
                 home = lab.shared / "home" / str(number)
                 passwd.write(f"{user}:x:{number}:{number}::{home}:/bin/bash\n")
@@ -162,7 +194,11 @@ class Machine:
         assert self._init is None, f"{self.name} is up"
         fuse = self._lab.folder / "fuse"
         boot = _BOOT.format(
-            etc=self._etc, fuse=fuse, name=self.name, program=self._network_inside()
+            etc=self.etc,
+            open=_open_to_users([Path(sys.base_prefix), Path(sys.prefix), ROOT], self.scratch),
+            fuse=fuse,
+            name=self.name,
+            program=self._network_inside(),
         )
         kinds = ("--net", "--uts", "--pid", "--mount", "--ipc")
         init = subprocess.Popen(
@@ -393,6 +429,7 @@ class SlurmLab:
             names = [f"n{number}" for number in range(1, nodes + 1)]
             addresses = {name: f"10.77.0.{10 + n}" for n, name in enumerate(names, 1)}
             self._make_files(addresses, settings)
+            self.prepare()
             self.head: Machine = _Head(self, "head", "10.77.0.1")
             self.head.boot()
             for name, address in addresses.items():
@@ -440,6 +477,9 @@ class SlurmLab:
             "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\nConstrainRAMSpace=no\n"
         )
 
+    def prepare(self) -> None:
+        """Make further files of the lab, before the first machine boots. Nothing by default."""
+
     def home(self, user: str) -> Path:
         """Return the home directory of a user, the same on all machines."""
         return self.shared / "home" / str(self.users[user])
@@ -469,6 +509,11 @@ class SlurmLab:
             script = str(path)
         shown = self.head.run(*words, script, *arguments, user=user)
         return int(shown.splitlines()[-1].partition(";")[0])
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal to a process of a machine, if it still runs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
     def job(self, job: int) -> dict[str, str]:
         """Return what ``scontrol show job`` knows of a job."""

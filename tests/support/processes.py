@@ -134,8 +134,9 @@ class MountServer:
 
 def _serve_mount() -> None:
     from dlfs.mount.supervise import daemon
+    from dlfs.mount.supervise.reporting import become_daemon
 
-    daemon._become_daemon()
+    become_daemon()
     daemon.main()
 
 

@@ -12,6 +12,7 @@ import typer
 from dlfs.cli.options import JsonOption, require_trio
 from dlfs.cli.output import log_events, note, print_json
 from dlfs.cli.verbs.mount import FuseOption, NestedOption
+from dlfs.errors import UsageError
 
 
 def serve(
@@ -26,6 +27,8 @@ def serve(
     allow_user: Annotated[list[str] | None, typer.Option(metavar="USER")] = None,
     allow_group: Annotated[list[str] | None, typer.Option(metavar="GROUP")] = None,
     depth: int = 128,
+    background: Annotated[bool, typer.Option("--background")] = False,
+    log: Annotated[str | None, typer.Option(metavar="FILE")] = None,
     json: JsonOption = False,
 ) -> None:
     """Serve volumes to the training processes of this node, until Ctrl-C: see dlfs.connect.
@@ -43,20 +46,22 @@ def serve(
             has mode 666, and this list decides.
         allow_group: Group that may connect, and that owns the socket; repeatable.
         depth: Operations in flight per member and thread.
+        background: Return when clients can connect; 'dlfs stop' ends the service.
+        log: Log file of the service in the background.
 
     Examples:
         dlfs serve photos.img --socket dlfs.sock
         dlfs serve photos.img --cache 16GiB --mount mnt
         dlfs serve a.img b.img --metrics localhost:9100
+        dlfs serve photos.img --socket dlfs.sock --background
     """
     require_trio("serve", "service")
     from dlfs.base.memory_limit import default_service_bytes
     from dlfs.base.units import parse_bytes
-    from dlfs.connection.connection import OpenOptions
     from dlfs.mount.options import MountOptions
     from dlfs.mount.server import choose_server
     from dlfs.service.process import NodeOptions, NodeService
-    from dlfs.service.sockets import SCHEME, AllowList, group_number, user_number
+    from dlfs.service.sockets import AllowList, group_number, user_number
 
     log_events()
     staging = None if incoming is None else os.path.abspath(incoming)
@@ -75,15 +80,20 @@ def serve(
             frozenset(map(user_number, allow_user or [])),
             frozenset(map(group_number, allow_group or [])),
         ),
-        open_options=OpenOptions(depth=depth),
+        depth=depth,
     )
+    if background:
+        from dlfs.service.background import start_service
+
+        started = start_service(options, log)
+        _report(started.socket, started.pid, started.log, json=json)
+        return
+    if log is not None:
+        raise UsageError("serve: --log is for --background; this one logs to stderr")
     node = NodeService(options)
 
     def ready(path: str) -> None:
-        if json:
-            print_json({"socket": path, "uri": SCHEME + path, "pid": os.getpid()})
-            sys.stdout.flush()
-        note(f"serving on {SCHEME}{path}")
+        _report(path, os.getpid(), None, json=json)
 
     node.run(ready)
     # Skip the destructors: clients may still read the node's memory, see dlfs.service.process.
@@ -91,3 +101,14 @@ def serve(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _report(path: str, pid: int, log: str | None, *, json: bool) -> None:
+    """Print where a service listens, which process it is, and the log of one in the background."""
+    from dlfs.service.sockets import SCHEME
+
+    if json:
+        values = {"socket": path, "uri": SCHEME + path, "pid": pid}
+        print_json(values if log is None else {**values, "log": log})
+        sys.stdout.flush()
+    note(f"serving on {SCHEME}{path}" + (f" (service {pid}, log: {log})" if log else ""))

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from dlfs.base.json_records import parse_json, to_json, to_record
 from dlfs.block import FileUri, parse_uri, split_members
@@ -27,11 +27,15 @@ from dlfs.errors import DlfsError, NativeError, restore_error
 from dlfs.mount.mountpoint import unmount
 from dlfs.mount.options import MountOptions
 
-STATUS_PREFIX = "dlfs-mount-status "
+STATUS_PREFIX = "dlfs-server-status "
 KEEP = "keep\n"
 """The caller's answer to a server that has mounted the volume."""
+MOUNT_DAEMON = "dlfs.mount.supervise.daemon"
+"""Module of the background server of a mount."""
 REPLACE = "replace"
 """Argument of the background server that replaces another one."""
+
+_Status = TypeVar("_Status")
 
 
 @dataclass(frozen=True)
@@ -122,12 +126,10 @@ def mount_volume(
     )
     mounted: Mounted | None = None
     inherited = [] if fuse_fd is None else [fuse_fd]
-    with _started_server(request, inherited=inherited) as (requests, output):
+    with started_server(MOUNT_DAEMON, request, inherited=inherited) as (requests, output):
         try:
-            mounted = _outcome(_output(output), f"mount on {request.directory}")
-            with contextlib.suppress(BrokenPipeError):  # it was unmounted already
-                requests.write(KEEP)
-                requests.flush()
+            mounted = outcome(output, f"mount on {request.directory}", Mounted)
+            keep(requests)  # unless it was unmounted already
             _close(requests)
         except BaseException:
             _close(requests)
@@ -170,22 +172,29 @@ def replace_server(
         busy_poll_us,
         None if log is None else os.path.abspath(log),
     )
-    with _started_server(request, REPLACE) as (requests, output):
+    with started_server(MOUNT_DAEMON, request, REPLACE) as (requests, output):
         try:
-            return _outcome(_output(output), f"replace the server of {request.directory}")
+            return outcome(output, f"replace the server of {request.directory}", Mounted)
         finally:
             _close(requests)
 
 
 @contextlib.contextmanager
-def _started_server(
-    request: MountRequest | ReplaceRequest, *arguments: str, inherited: Sequence[int] = ()
+def started_server(
+    module: str, request: object, *arguments: str, inherited: Sequence[int] = ()
 ) -> Iterator[tuple[IO[str], IO[str]]]:
-    """Start a background server and send it a request; yield its standard input and output."""
+    """Start a background server and send it a request; yield its standard input and output.
+
+    Args:
+        module: its main module, which reads the request as a line of JSON.
+        request: a record.
+        arguments: arguments of the module.
+        inherited: descriptors that it inherits.
+    """
     package = str(Path(__file__).parents[3])
     search = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
-        [sys.executable, "-m", "dlfs.mount.supervise.daemon", *arguments],
+        [sys.executable, "-m", module, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -202,6 +211,13 @@ def _started_server(
             process.stdin.write(to_json(request).decode() + "\n")
             process.stdin.flush()
         yield process.stdin, process.stdout
+
+
+def keep(requests: IO[str]) -> None:
+    """Answer a background server that it shall stay; do nothing if it has ended."""
+    with contextlib.suppress(BrokenPipeError):
+        requests.write(KEEP)
+        requests.flush()
 
 
 def _close(stream: IO[str]) -> None:
@@ -229,13 +245,14 @@ def absolute_uri(volume_uri: str) -> str:
     )
 
 
-def _outcome(output: str, action: str) -> Mounted:
-    """Return the mount that the server reports, or raise the error that it reports."""
+def outcome(stream: IO[str], action: str, kind: type[_Status]) -> _Status:
+    """Return the status that a background server reports, or raise the error that it reports."""
+    output = _output(stream)
     messages, prefix, status = output.rpartition(STATUS_PREFIX)
     if not prefix:
         raise NativeError(f"{action}: the server ended early: {output.strip()}")
     found = parse_json(status)
     if "error" not in found:
-        return to_record(found, Mounted)
+        return to_record(found, kind)
     detail = f"; {messages.strip()}" if messages.strip() else ""
     raise restore_error(found["error"], found["message"] + detail, found["code"])

@@ -13,24 +13,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import logging.handlers
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
-from dlfs.base.json_records import from_json, to_json
+from dlfs.base.json_records import from_json
 from dlfs.base.threads import start_thread
-from dlfs.errors import DlfsError, NotFoundError, UsageError, write_error
+from dlfs.errors import DlfsError, NotFoundError, UsageError
 from dlfs.mount.mountpoint import FILE_SYSTEM_TYPE, find_dlfs, prepare, unmount
 from dlfs.mount.options import OnReady
 from dlfs.mount.server import serve
 from dlfs.mount.supervise.background import (
     KEEP,
     REPLACE,
-    STATUS_PREFIX,
     MountRequest,
     ReplaceRequest,
 )
@@ -38,8 +35,10 @@ from dlfs.mount.supervise.inherited import InheritedMount
 from dlfs.mount.supervise.keeper import Keeper, can_keep
 from dlfs.mount.supervise.processes import leave_streams
 from dlfs.mount.supervise.replacement import Predecessor, dlfs_version
+from dlfs.mount.supervise.reporting import become_daemon, report, reported_errors, start_log
 
-SYSLOG = Path("/dev/log")
+LOG_NAME = "mount.log"
+"""Name of the log in the user's state directory."""
 GIVEN = (
     f"a mount of the type {FILE_SYSTEM_TYPE}, to which the given descriptor of /dev/fuse belongs,"
 )
@@ -54,7 +53,7 @@ def main() -> None:
     logging.raiseExceptions = False  # reported, nor is a failure to write the log printed
     line = sys.stdin.readline()
     if sys.argv[1:] == [REPLACE]:
-        with _reported_errors():
+        with reported_errors():
             _replace(from_json(line, ReplaceRequest))
         return
     request = from_json(line, MountRequest)
@@ -62,11 +61,11 @@ def main() -> None:
 
     def ready(path: str, transport: str) -> None:
         status = {"mountpoint": path, "pid": os.getpid(), "log": log, "transport": transport}
-        _report(status)
+        report(status)
         start_thread(threading.Thread(target=_wait_for_caller, args=(path,), daemon=True))
 
-    with _reported_errors():
-        log = _start_log(request.log)
+    with reported_errors():
+        log = start_log(request.log, LOG_NAME)
         if request.options.restart and can_keep(request.options):
             if request.fuse_fd is None:
                 path = prepare(request.directory)
@@ -94,7 +93,7 @@ def _replace(request: ReplaceRequest) -> None:
     if request.busy_poll_us is not None:
         options = replace(options, busy_poll_us=request.busy_poll_us)
     new = replace(before.request, options=options, log=request.log or before.request.log)
-    log = _start_log(new.log)
+    log = start_log(new.log, LOG_NAME)
     if not can_keep(replace(options, uring=False)):
         raise NotFoundError(
             f"replace the server of {path}: dlfs {dlfs_version()} has no native server here that "
@@ -103,7 +102,7 @@ def _replace(request: ReplaceRequest) -> None:
 
     def ready(path: str, transport: str) -> None:
         _log.info("%s: dlfs %s answers, dlfs %s before", path, dlfs_version(), before.version)
-        _report({"mountpoint": path, "pid": os.getpid(), "log": log, "transport": transport})
+        report({"mountpoint": path, "pid": os.getpid(), "log": log, "transport": transport})
         leave_streams()
 
     _keep(new, ready, predecessor)
@@ -122,31 +121,10 @@ def _keep(
             else:
                 on_first_ready(path, transport)
 
-        with _reported_errors(again=True):
+        with reported_errors(again=True):
             serve(request.volume_uris, inherited.path, request.options, ready, inherited)
 
     Keeper(request, run_server, leave_streams, predecessor).run()
-
-
-@contextlib.contextmanager
-def _reported_errors(*, again: bool = False) -> Iterator[None]:
-    """Report errors to the caller and the log; raise them again if wanted."""
-    try:
-        yield
-    except (DlfsError, OSError) as error:
-        _log.error("%s", error)
-        code = getattr(error, "errno", None) or 0
-        kind = type(error if isinstance(error, DlfsError) else write_error(str(error), code))
-        _report({"error": kind.__name__, "message": str(error), "code": code})
-        if again:
-            raise
-
-
-def _report(status: dict[str, object]) -> None:
-    """Write the status for the caller. If the caller is gone, its missing answer shows it later."""
-    with contextlib.suppress(BrokenPipeError):
-        # One write, since keeper and server may both report an error.
-        print(STATUS_PREFIX + to_json(status).decode() + "\n", end="", flush=True)
 
 
 def _wait_for_caller(path: str) -> None:
@@ -159,67 +137,6 @@ def _wait_for_caller(path: str) -> None:
     leave_streams()
 
 
-def _start_log(path: str | None) -> str:
-    """Send log messages to a file or to syslog. Return the path, or ``syslog``.
-
-    Raises:
-        DeviceError, SpaceError: the file cannot be written.
-    """
-    handler = None if path is not None else _syslog()
-    destination = "syslog"
-    if handler is None:
-        destination = path or str(_default_log())
-        try:
-            handler = logging.FileHandler(destination)
-        except OSError as error:
-            raise _log_failure(destination, error) from error
-        handler.setFormatter(
-            logging.Formatter("%(asctime)s dlfs[%(process)d] %(levelname)s: %(message)s")
-        )
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    return destination
-
-
-def _syslog() -> logging.Handler | None:
-    """Return a handler that writes to syslog; None on a system without it."""
-    if not SYSLOG.exists():
-        return None
-    handler = logging.handlers.SysLogHandler(str(SYSLOG), logging.handlers.SysLogHandler.LOG_DAEMON)
-    handler.setFormatter(logging.Formatter("dlfs[%(process)d]: %(message)s"))
-    return handler
-
-
-def _default_log() -> Path:
-    """Return the log in the user's state directory, which is made."""
-    try:
-        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    except RuntimeError as error:  # no HOME, and no entry in the list of users
-        raise _log_failure("~/.local/state/dlfs/mount.log", error) from error
-    folder = Path(state) / "dlfs"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise _log_failure(str(folder / "mount.log"), error) from error
-    return folder / "mount.log"
-
-
-def _log_failure(destination: str, error: Exception) -> DlfsError:
-    """Return the error of a log that cannot be made."""
-    reason = getattr(error, "strerror", None) or str(error)
-    return write_error(
-        f"write the log of the mount to {destination}: {reason}; --log FILE, or XDG_STATE_HOME, "
-        "names another place",
-        getattr(error, "errno", None) or 0,
-    )
-
-
-def _become_daemon() -> None:
-    """Leave the parent's session. The parent waits for the end of the output only."""
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-
-
 if __name__ == "__main__":
-    _become_daemon()
+    become_daemon()
     main()

@@ -12,7 +12,7 @@ from dlfs.base.json_records import from_json, to_json
 from dlfs.errors import DeviceError, NativeError, NotFoundError, UsageError
 from dlfs.mount.options import MountOptions
 from dlfs.mount.supervise.background import MountRequest, absolute_uri, mount_volume, replace_server
-from dlfs.mount.supervise.daemon import SYSLOG
+from dlfs.mount.supervise.reporting import SYSLOG
 
 
 def test_requests_survive_serialisation() -> None:
@@ -82,6 +82,6 @@ def test_a_log_that_cannot_be_made(
             pytest.skip("the default log is syslog here")
         monkeypatch.setenv("XDG_STATE_HOME" if where == "state" else "HOME", "/proc/none")
     log = "/proc/none/log" if where == "log" else None
-    with pytest.raises(DeviceError, match=r"log of the mount to /proc/none/.*; --log FILE"):
+    with pytest.raises(DeviceError, match=r"log to /proc/none/.*; --log FILE"):
         mount_volume(uri, directory, log=log)
     assert not os.path.ismount(directory)
