@@ -16,7 +16,7 @@ import errno
 import importlib
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -34,6 +34,7 @@ PIECE_BYTES = 8 * MIB
 """Most bytes that one request asks for, where the store can read ranges."""
 
 _BODY_BYTES = MIB
+"""Bytes of a response that a thread takes from the event loop at once."""
 _MISSING_STATUS = (404, 410)
 _CONNECT_S = 30
 _READ_S = 60
@@ -204,15 +205,32 @@ class Store:
 
 
 class _StreamingStore(Store):
-    """A store whose responses are streamed, and compared with the listing by their headers."""
+    """A store whose responses are streamed, and compared with the listing by their headers.
+
+    The thread of fsspec's event loop, which all requests share, receives; the caller's thread takes
+    what was received, and so sums and writes it.
+    """
 
     def read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests:
         """Stream a range, or the object without a range if it is one piece; see ``Store``."""
-        found: Digests = _run(self._system, self._read, item, first, last, sink)
-        return found
+        digests: Digests = {}
+        body = self._receive(item, first, last, digests)
+        is_complete = False
+        try:
+            while not is_complete:
+                received, is_complete = _run(self._system, _take, body)
+                for data in received:
+                    sink(data)
+        finally:
+            if not is_complete:
+                _run(self._system, body.aclose)
+        return digests
 
     @abstractmethod
-    async def _read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests: ...
+    def _receive(
+        self, item: RemoteObject, first: int, last: int, digests: Digests
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of a range; add the digests of the object that the response gives."""
 
     def check_unchanged(self, item: RemoteObject) -> None:
         """Do nothing: every response was compared with the listing."""
@@ -221,28 +239,33 @@ class _StreamingStore(Store):
 class S3Store(_StreamingStore):
     """Objects of S3 and of stores with its protocol."""
 
-    async def _read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests:
+    async def _receive(
+        self, item: RemoteObject, first: int, last: int, digests: Digests
+    ) -> AsyncGenerator[bytes, None]:
         bucket, key, version = self._system.split_path(item.path)
         options = {"VersionId": version} if version else {}
         if last - first < item.size_bytes:
             options["Range"] = f"bytes={first}-{last - 1}"
         # s3fs has no public method that returns the headers of a response.
         response = await self._system._call_s3("get_object", Bucket=bucket, Key=key, **options)
+        digests |= etag_digests(response) | find_digests(response)
         body = response["Body"]
         try:
             if differs(version_of(response), item.version):
                 raise item.changed(version_of(response))
             while data := await body.read(_BODY_BYTES):
-                sink(data)
+                yield data
         finally:
             body.close()
-        return etag_digests(response) | find_digests(response)
 
 
 class HttpStore(_StreamingStore):
     """Files of web servers."""
 
-    async def _read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests:
+    async def _receive(
+        self, item: RemoteObject, first: int, last: int, digests: Digests
+    ) -> AsyncGenerator[bytes, None]:
+        del digests
         is_part = last - first < item.size_bytes
         async with await self._get(item.path, f"{first}-{last - 1}" if is_part else None) as answer:
             answer.raise_for_status()
@@ -258,9 +281,8 @@ class HttpStore(_StreamingStore):
                 raise item.changed(got)
             if is_part and answer.status != 206:
                 raise item.changed(f"status {answer.status} for a range")
-            async for data in answer.content.iter_chunked(_BODY_BYTES):
-                sink(data)
-        return {}
+            async for data in answer.content.iter_any():
+                yield data
 
     async def _get(self, path: str, span: str | None) -> Any:
         """Send a request; the caller enters what this returns."""
@@ -335,6 +357,18 @@ def open_store(url: str) -> Store:
     if "https" in protocols and hasattr(system, "encode_url"):
         return HttpStore(system)
     return Store(system)
+
+
+async def _take(body: AsyncGenerator[bytes, None]) -> tuple[list[bytes], bool]:
+    """Return the next bytes of a response, about ``_BODY_BYTES``, and True at its end."""
+    received: list[bytes] = []
+    size_bytes = 0
+    async for data in body:
+        received.append(data)
+        size_bytes += len(data)
+        if size_bytes >= _BODY_BYTES:
+            return received, False
+    return received, True
 
 
 def _run(system: Any, function: Callable[..., Any], *arguments: Any) -> Any:
