@@ -100,6 +100,7 @@ _PANELS = {
         "top": "top:top",
         "stall": "stall:stall",
         "doctor": "doctor:doctor",
+        "bench": "bench:bench",
     },
     "Serving": {
         "serve": "serve:serve",

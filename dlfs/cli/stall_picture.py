@@ -20,10 +20,10 @@ from dlfs.errors import UsageError, write_error
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from dlfs.diagnosis.consuming import Moment
+
 SUFFIXES = (".png", ".svg", ".pdf")
 """Endings of the files that can be written."""
-MOMENTS_MAX = 100
-"""Most points of the rate over time."""
 EPOCHS_MAX = 20
 """Most beginnings of epochs that are drawn."""
 LABEL_SHARE_MIN = 0.08
@@ -33,21 +33,6 @@ LABEL_SHARE_MIN = 0.08
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CFCFCF")
 """Colours of the reading threads' activities, in their order."""
 WAIT_COLOUR, WORK_COLOUR = "#D55E00", "#CFCFCF"
-
-
-@dataclass(frozen=True)
-class Moment:
-    """The bytes and epoch that a run had reached at a time.
-
-    Attributes:
-        seconds: time since the start.
-        sample_bytes: bytes of samples taken until then.
-        epoch: number of the epoch.
-    """
-
-    seconds: float
-    sample_bytes: int
-    epoch: int
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,12 +21,11 @@ from dlfs.cli.output import (
     show_text,
 )
 from dlfs.cli.progress import progress_bar
-from dlfs.cli.stall_picture import MOMENTS_MAX, Moment, Picture, check_plot, draw
+from dlfs.cli.stall_picture import Picture, check_plot, draw
 
 if TYPE_CHECKING:
-    import dlfs
-    from dlfs import Dataset
-    from dlfs.service.statistics import Activity, MemberActivity
+    from dlfs.diagnosis.consuming import Run
+    from dlfs.service.statistics import MemberActivity
 
 
 _ACTIVITIES = {
@@ -39,31 +37,14 @@ _ACTIVITIES = {
 """Activities of the reading threads for users, by the names of their phases."""
 
 
-@dataclass(frozen=True)
-class _Run:
-    """Measurements of one run."""
+def _consumer_shares(run: Run) -> dict[str, float]:
+    """Return the share of each activity in the consumer's time, 0..1."""
+    return {"waits for batches": run.waited_share, "works on them": 1 - run.waited_share}
 
-    seconds: float
-    waited_seconds: float
-    batches: int
-    seen: Activity
-    members: list[MemberActivity]
-    history: tuple[Moment, ...] = ()
 
-    @property
-    def waited_share(self) -> float:
-        return self.waited_seconds / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def consumer_shares(self) -> dict[str, float]:
-        """Share of each activity in the consumer's time, 0..1."""
-        share = self.waited_share
-        return {"waits for batches": share, "works on them": 1 - share}
-
-    @property
-    def reading_shares(self) -> dict[str, float]:
-        """Share of each activity in the reading threads' time, 0..1; empty if they spent none."""
-        return {_ACTIVITIES[name]: share for name, share in self.seen.phase_shares.items()}
+def _reading_shares(run: Run) -> dict[str, float]:
+    """Return the share of each activity in the reading threads' time; empty if they spent none."""
+    return {_ACTIVITIES[name]: share for name, share in run.seen.phase_shares.items()}
 
 
 def stall(
@@ -94,18 +75,21 @@ def stall(
         dlfs stall photos.img photos --batch 64 --step-ms 50
         dlfs stall photos.img photos --plot stall.png
     """
+    from dlfs.diagnosis.consuming import consume
     from dlfs.service.statistics import verdict
 
     if plot is not None:
         check_plot(plot)
     with open_dataset(volume, dataset, memory_bytes=parse_size(memory)) as opened:
         order = None if shuffle == "none" else shuffle
-        run = _measure(opened, batch, seconds, step_ms / 1000, order)
+        step_s = step_ms / 1000
+        with progress_bar("stall") as bar:
+            run = consume(opened, batch, seconds, shuffle=order, step_s=step_s, notify=bar.update)
         title = f"{opened.name}@{opened.version}"
     verdict_text = verdict(run.seen, run.waited_share)
     if plot is not None:
         heading = f"{show_text(title)}: {_describe(run)}"
-        shares = run.consumer_shares, run.reading_shares
+        shares = _consumer_shares(run), _reading_shares(run)
         draw(Picture(heading, verdict_text, *shares, run.history), plot)
     if json:
         print_json(_as_json(title, run, verdict_text))
@@ -113,44 +97,7 @@ def stall(
         _print(title, run, verdict_text)
 
 
-def _measure(
-    dataset: Dataset, batch_size: int, seconds: float, step_s: float, shuffle: dlfs.Shuffle | None
-) -> _Run:
-    """Take batches, epoch after epoch, until the time is over."""
-    from dlfs.service.statistics import activity, member_activity
-
-    before, members_before = dataset.stats(), dataset.member_stats()
-    waited, batches, epoch, done_bytes = 0.0, 0, 0, 0
-    start = now = time.monotonic()
-    history = [Moment(0.0, 0, 0)]
-    with progress_bar("stall") as bar:
-        while now < start + seconds and len(dataset):
-            with dataset.batches(batch_size, epoch=epoch, shuffle=shuffle, world_size=1) as stream:
-                while now < start + seconds:
-                    batch = next(stream, None)
-                    waited += time.monotonic() - now
-                    if batch is None:
-                        break
-                    done_bytes += int(batch.lengths.sum())
-                    batch.release()
-                    time.sleep(step_s)
-                    batches += 1
-                    bar.update(done_bytes)
-                    now = time.monotonic()
-                    if now - start >= history[-1].seconds + seconds / MOMENTS_MAX:
-                        history.append(Moment(now - start, done_bytes, epoch))
-            epoch += 1
-            now = time.monotonic()
-    spent = now - start
-    members = [
-        member_activity(old, new, spent)
-        for old, new in zip(members_before, dataset.member_stats(), strict=True)
-    ]
-    seen = activity(before, dataset.stats(), spent)
-    return _Run(spent, waited, batches, seen, members, tuple(history))
-
-
-def _as_json(title: str, run: _Run, verdict_text: str) -> dict[str, Any]:
+def _as_json(title: str, run: Run, verdict_text: str) -> dict[str, Any]:
     return {
         "dataset": title,
         "seconds": run.seconds,
@@ -162,7 +109,7 @@ def _as_json(title: str, run: _Run, verdict_text: str) -> dict[str, Any]:
     }
 
 
-def _describe(run: _Run) -> str:
+def _describe(run: Run) -> str:
     """Return what a run read, in one phrase."""
     seen = run.seen
     return (
@@ -172,16 +119,16 @@ def _describe(run: _Run) -> str:
     )
 
 
-def _print(title: str, run: _Run, verdict_text: str) -> None:
+def _print(title: str, run: Run, verdict_text: str) -> None:
     seen = run.seen
     print_text(
         f"{show_text(title)}: {_describe(run)}; "
         f"{seen.hit_share:.0%} were in memory, the others came {seen.coalescing:.1f} a request"
     )
     rows = Table("thread", "activity", "share", "", right=("share",), drop=("",))
-    for what, share in run.consumer_shares.items():
+    for what, share in _consumer_shares(run).items():
         rows.add_row("consumer", what, f"{share:.0%}", share_bar(share))
-    for what, share in run.reading_shares.items():
+    for what, share in _reading_shares(run).items():
         rows.add_row("reading", what, f"{share:.0%}", share_bar(share))
     print()
     print_data(rows)

@@ -167,7 +167,7 @@ def _examine_file(uri: FileUri) -> Finding:
             f"read by {_ENGINES.get(device.native.kind, device.native.kind)} in blocks of "
             f"{format_bytes(device.block_bytes)}; opened in {spent_ms:.1f} ms"
         )
-    if _has_direct(uri.path):
+    if has_direct(uri.path):
         return ok("target", f"{got}, past the page cache", uri.path)
     return problem(
         "target",
@@ -183,7 +183,7 @@ def _examine_file(uri: FileUri) -> Finding:
 _ENGINES = {"uring": "io_uring", "threads": "threads"}
 
 
-def _has_direct(path: str) -> bool:
+def has_direct(path: str) -> bool:
     """Return True if a direct read of a file works."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
@@ -244,9 +244,13 @@ def _describe_node(listed: Discovery, name: str) -> Iterator[Finding]:
     )
 
 
-def _connect(host: str, port: int) -> Finding:
-    """Connect by TCP, and tell the round trip and the path's MTU."""
-    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def measure_path(host: str, port: int) -> tuple[float, int]:
+    """Connect by TCP; return the round trip, in seconds, and the MTU of the path.
+
+    Raises:
+        OSError: there is no connection.
+        TimeoutError: nothing answers in time.
+    """
 
     def connect() -> tuple[float, int]:
         with socket.create_connection((host, port), CONNECT_SECONDS) as connection:
@@ -255,8 +259,14 @@ def _connect(host: str, port: int) -> Finding:
             (round_trip_us,) = struct.unpack_from("I", info, _RTT)
             return round_trip_us / 1e6, mtu
 
+    return in_time(connect, 2 * CONNECT_SECONDS)
+
+
+def _connect(host: str, port: int) -> Finding:
+    """Connect to an address, and tell the round trip and the path's MTU."""
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        round_trip_s, mtu = in_time(connect, 2 * CONNECT_SECONDS)
+        round_trip_s, mtu = measure_path(host, port)
     except (OSError, TimeoutError) as error:
         return _unconnected(error, where)
     got = f"round trip {round_trip_s * 1e3:.2f} ms, path MTU {mtu}"

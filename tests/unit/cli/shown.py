@@ -16,6 +16,7 @@ from dlfs.block import parse_uri
 from dlfs.cli.datasets import dataset_table
 from dlfs.cli.output import print_data, stdout_console
 from dlfs.cli.verbs import discover, info, stall, top
+from dlfs.diagnosis.consuming import Run
 from dlfs.service.statistics import activity, member_activity
 
 ZERO = UUID(int=0)
@@ -113,7 +114,7 @@ def stalled() -> None:
     """A measurement of ``dlfs stall``."""
     members = [member_activity(_member(uri, 0), _member(uri, 10**7), 10.0) for uri in URIS]
     seen = activity(_counters(0), _counters(10**7), 10.0)
-    run = stall._Run(10.0, 4.2, 1_234_567, seen, members)
+    run = Run(10.0, 4.2, 1_234_567, seen, members)
     stall._print(f"{DATASETS[0]}@1234", run, "The device is the limit: reading waits for it 70%.")
 
 

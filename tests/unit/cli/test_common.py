@@ -185,6 +185,7 @@ def test_no_json_is_ignored(run, volume, tmp_path, verb) -> None:
         "verify": ["verify", volume],
         "uri": ["uri"],
         "version": ["version"],
+        "doctor": ["doctor"],
     }
     # Other verbs with --json need a mount, a service, a node or a lost member.
     if verb in commands:

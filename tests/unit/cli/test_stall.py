@@ -10,7 +10,8 @@ from PIL import Image
 
 import dlfs
 from dlfs.cli import stall_picture
-from dlfs.cli.stall_picture import Moment, Picture
+from dlfs.cli.stall_picture import Picture
+from dlfs.diagnosis.consuming import Moment
 from dlfs.service.statistics import Activity, verdict
 
 
