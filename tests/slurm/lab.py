@@ -410,6 +410,7 @@ class SlurmLab:
         settings: lines to append to slurm.conf; ``{folder}`` and ``{shared}`` stand for the lab's
             directories.
         users: names and IDs of the users, in addition to those of this machine.
+        node_options: further words of the lines of nodes, such as ``Gres=disk:1G``.
 
     Attributes:
         folder: directory of the lab, open to every user; removed at the end.
@@ -420,7 +421,11 @@ class SlurmLab:
     """
 
     def __init__(
-        self, nodes: int = 2, settings: str = "", users: Mapping[str, int] | None = None
+        self,
+        nodes: int = 2,
+        settings: str = "",
+        users: Mapping[str, int] | None = None,
+        node_options: str = "",
     ) -> None:
         self.users = dict(USERS if users is None else users)
         self.folder = Path(tempfile.mkdtemp(prefix="dlfs-slurm-"))
@@ -428,7 +433,7 @@ class SlurmLab:
         try:
             names = [f"n{number}" for number in range(1, nodes + 1)]
             addresses = {name: f"10.77.0.{10 + n}" for n, name in enumerate(names, 1)}
-            self._make_files(addresses, settings)
+            self._make_files(addresses, settings, node_options)
             self.prepare()
             self.head: Machine = _Head(self, "head", "10.77.0.1")
             self.head.boot()
@@ -443,7 +448,7 @@ class SlurmLab:
             self.close()
             raise
 
-    def _make_files(self, addresses: Mapping[str, str], settings: str) -> None:
+    def _make_files(self, addresses: Mapping[str, str], settings: str, node_options: str) -> None:
         self.folder.chmod(0o755)
         self.shared = self.folder / "shared"
         for name in ("log", "state", "munge"):
@@ -467,7 +472,7 @@ class SlurmLab:
         self.configuration = self.folder / "slurm.conf"
         lines = [_CONFIGURATION.format(folder=self.folder)]
         lines += [
-            f"NodeName={name} NodeAddr={address} CPUs={NODE_CPUS} RealMemory=2000\n"
+            f"NodeName={name} NodeAddr={address} CPUs={NODE_CPUS} RealMemory=2000 {node_options}\n"
             for name, address in addresses.items()
         ]
         lines += [settings.format(folder=self.folder, shared=self.shared), "\n"]
