@@ -37,6 +37,8 @@ from dlfs.service.statistics import HIT_SHARE, IDLE_SHARE
 
 DEPTH = 128
 """Requests in flight to each member, the default of ``dlfs.open``."""
+BUFFER_BYTES_MAX = 512 * MIB
+"""Most memory for raw reads in flight to all members; for more, the depth is smaller."""
 BATCH = 256
 """Samples in a batch."""
 MEMORY_SHARE, MEMORY_BYTES_MIN = 16, 32 * MIB
@@ -132,7 +134,7 @@ def measure(
         say: called at the beginning of each step.
 
     Raises:
-        UsageError: the dataset has no samples, or lies in memory of this process.
+        UsageError: the dataset has no samples, or hardly any that are not empty.
         DlfsError: the volume cannot be read.
     """
     with dlfs.open(uri) as volume, volume.dataset(name) as dataset:
@@ -219,10 +221,14 @@ def _find_places(volume: dlfs.Volume, dataset: dlfs.Dataset, opened: ExitStack) 
         )
     places = []
     for uri, (first, end) in ranges.items():
+        if end <= first:
+            continue  # empty samples
         device = opened.enter_context(closing(open_device(uri)))
         first -= first % device.block_bytes
         end = min(device.size_bytes, end + -end % device.block_bytes)
         places.append(_Place(device, first, end - first))
+    if not places:
+        raise UsageError(f"measure {volume.uri}: expected samples that are not empty")
     return places
 
 
@@ -248,15 +254,16 @@ def _measure_devices(
     rates = {}
     for random, size in ((True, shape.request_bytes), (False, shape.chunk_bytes)):
         way = "random" if random else "sequential"
-        what = f"{way} reads of {_size(size)}, depth {DEPTH}"
+        depth = max(1, min(DEPTH, BUFFER_BYTES_MAX // (size * len(places))))
+        what = f"{way} reads of {_size(size)}, depth {depth}"
         say(f"device: {what}")
-        found = _read_all(places, size, DEPTH, part_s, random=random)
+        found = _read_all(places, size, depth, part_s, random=random)
         rate = sum(each.read_bytes / each.seconds for each in found)
         share, of = 0.0, ""
         if ranges and program is not None:
             say(f"fio: {what}")
             beside = run_fio(
-                program, ranges, random=random, request_bytes=size, depth=DEPTH, seconds=part_s
+                program, ranges, random=random, request_bytes=size, depth=depth, seconds=part_s
             )
             if isinstance(beside, FioResult):
                 share, of = rate / beside.read_bytes, f"fio ({beside.engine})"
@@ -300,9 +307,11 @@ def _ranges_for_fio(
     if program is None:
         report.notes.append("fio is not installed: apt install fio to compare with it")
     elif len(paths) < len(places):
-        report.notes.append("fio reads no members over NVMe/TCP")
+        report.notes.append("fio reads files and disks only")
     cached = [path for path in paths if not has_direct(path)]
-    if cached:
+    if not paths:
+        report.notes.append("what the targets have cached is not known")
+    elif cached:
         report.notes.append(
             f"{', '.join(cached)}: without O_DIRECT, reads may come from the page cache"
         )
@@ -325,7 +334,7 @@ def _files(places: Sequence[_Place]) -> list[FileUri]:
 
 
 def _over_network(places: Sequence[_Place]) -> bool:
-    return len(_files(places)) < len(places)
+    return any(isinstance(parse_uri(place.device.uri), NvmeTcpUri) for place in places)
 
 
 def _read_all(

@@ -74,13 +74,26 @@ def examine(
     """
     for name in skip:
         check_choice(name, NAMES, option="skip", action="examine the machine")
-    for check in CHECKS:
+    for check in CHECKS if machine.status else (versions.check_versions, _miss_proc):
         for finding in _run(check, machine):
             if finding.check not in skip:
                 yield finding
     for finding in targets.check_targets(machine, named):
         if finding.check not in skip:
             yield finding
+
+
+def _miss_proc(_: Machine) -> Iterator[Finding]:
+    """Yield the finding of a system without /proc, where most settings cannot be read."""
+    yield problem(
+        "kernel",
+        Severity.ERROR,
+        got="no such file",
+        source="/proc/self/status",
+        expected="/proc, which most of these checks read",
+        why="nothing can be mounted, and other processes are not seen",
+        fix="mount -t proc proc /proc, or a container that shows it",
+    )
 
 
 def _run(check: Check, machine: Machine) -> Iterator[Finding]:

@@ -186,6 +186,8 @@ def check_huge_pages(machine: Machine) -> Iterator[Finding]:
     source = TRANSPARENT
     if machine.status.get("THP_enabled") == "0":
         setting, source = "off for this process (THP_enabled: 0)", STATUS
+    elif setting is None and not machine.exists("/sys/kernel/mm"):
+        return  # /sys is not mounted
     elif setting is None:
         setting = "the kernel does not have them"
     elif "[never]" not in setting:

@@ -18,7 +18,6 @@ PROGRAM_SECONDS = 5.0
 """Longest wait for a program that prints its version, in seconds."""
 OPTIONAL = (
     ("trio", "mount", Severity.NOTE, "mounts and node services do not start"),
-    ("prometheus_client", "service", Severity.NOTE, "'dlfs serve --metrics' does not start"),
     ("torch", "torch", Severity.OK, ""),
 )
 """Packages that a part of DLFS needs, the extra that brings each, and what happens without."""

@@ -156,7 +156,7 @@ def test_a_storage_node() -> None:
     (network,) = [row for row in report.rows if row.step == "network"]
     assert "TCP round trip to 127.0.0.1" in network.what
     assert network.latency_s > 0
-    assert "fio reads no members over NVMe/TCP" in report.notes
+    assert "fio reads files and disks only" in report.notes
 
 
 @pytest.mark.fuse
@@ -202,6 +202,12 @@ def test_an_empty_dataset_and_a_service_are_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dlfs.cli", "bench", "unix:x.sock"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, "a service hides its devices" in done.stderr) == (2, True)
+
+
+def test_memory_for_raw_reads_is_bounded(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "BUFFER_BYTES_MAX", MIB)
+    rows = measure(str(volume), None, seconds=0.5).rows
+    assert [row.what.rpartition(" ")[2] for row in rows[:2]] == ["113", "4"]
 
 
 # ---- verdicts ------------------------------------------------------------------------------------

@@ -372,6 +372,15 @@ def test_what_allows_it_is_no_finding(tmp_path: Path) -> None:
         assert problems(plant(tmp_path / str(number), files)) == []
 
 
+def test_without_proc_or_sys_nothing_is_made_up(tmp_path: Path) -> None:
+    no_proc: Files = {name: None for name in [*WELL_SET, "/proc/self/limits"] if "/proc/" in name}
+    (found,) = problems(plant(tmp_path / "1", no_proc))
+    assert (found.severity, found.source) == (ERROR, "/proc/self/status")
+    assert "mount -t proc" in found.fix
+    no_sys: Files = {name: None for name in WELL_SET if name.startswith("/sys/")}
+    assert problems(plant(tmp_path / "2", no_sys)) == []
+
+
 def test_a_file_of_an_unknown_form_is_a_note(tmp_path: Path) -> None:
     (found,) = problems(plant(tmp_path, {"/proc/sys/net/ipv4/tcp_rmem": "1 2 three"}))
     assert (found.check, found.severity) == ("tcp", NOTE)
