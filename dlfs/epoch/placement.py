@@ -150,8 +150,8 @@ def begin_placement(said: PlacementSource | None) -> Placement:
             may need the same samples.
     """
     found = find_placement(said)
-    if said is None and found.world_size > 1:
-        _check_meshes(found)
+    if said is None:
+        check_meshes(found)
     return found
 
 
@@ -319,13 +319,18 @@ def _data_dimensions(mesh: Mesh, names: str | Sequence[str] | None) -> list[int]
     return [at for at, name in enumerate(known) if name in wanted]
 
 
-def _check_meshes(found: Placement) -> None:
+def check_meshes(found: Placement) -> None:
     """Refuse to give different samples to ranks of a mesh that may need the same ones.
+
+    Args:
+        found: placement of this process among all ranks, of which the caller said nothing.
 
     Raises:
         UsageError: this process has a mesh with other than data dimensions.
     """
-    others = [] if process_group() is None else sorted(set(_other_dimensions()))
+    if found.world_size == 1 or process_group() is None:
+        return
+    others = sorted(set(_other_dimensions()))
     if others:
         raise UsageError(
             f"{_ACTION}: expected placement, as a DeviceMesh has the dimensions "

@@ -19,6 +19,7 @@ from dlfs.base.forks import OwnerProcess
 from dlfs.epoch.placement import (
     PlacementSource,
     begin_placement,
+    check_meshes,
     check_one_source,
     check_said,
     check_same_placement,
@@ -71,13 +72,20 @@ class PlacementFinder:
         return {**state, "_said": detach(self._said)}
 
     def _hand(self) -> tuple[int, Placement] | None:
-        """Return this process and its placement; None if it is not known here either."""
+        """Return this process and its placement; None if it is not known here either.
+
+        Raises:
+            UsageError: as ``find_begun``, for meshes, which workers do not see.
+        """
         if self._handed is not None and self._handed[0] == os.getpid():
             return self._handed  # a copy for workers
         try:
-            return os.getpid(), self.current()
+            found = self.current()
         except UsageError:
             return None  # raised again in the worker
+        if self._said is None:
+            check_meshes(found)
+        return os.getpid(), found
 
     def find(self) -> Placement:
         """Return the placement of this process.

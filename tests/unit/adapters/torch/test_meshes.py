@@ -201,6 +201,7 @@ def refuse(dataset: dlfs.Dataset, meshes: dict[str, DeviceMesh]) -> dict[str, st
         errors = {error_of(lambda p=placement, act=act: act(p)) for act in begun.values()}
         assert len(errors) == 1, errors
         found[name] = errors.pop()
+    found["nothing, in a worker"] = error_of(lambda: pickle.dumps(Loader(dataset, 8)))
     whole = dist.group.WORLD
     found["world"] = error_of(lambda: next(iter(Loader(dataset, 8, placement=whole))))
     loader = load(dataset, (meshes["2x2"], "dp"))
@@ -324,7 +325,7 @@ def test_what_is_ambiguous_is_refused(logged):
     for rank, one in enumerate(logged):
         found = one["refused"]
         assert "a DeviceMesh has the dimensions pp" in found["nothing"]
-        assert 'placement=mesh["dp"]' in found["nothing"]
+        assert 'placement=mesh["dp"]' in found["nothing"] == found["nothing, in a worker"]
         assert "2 dimensions, dp and tp" in found["several"]
         assert "2 dimensions, without names" in found["nameless"]
         assert found["world"] == ""
