@@ -557,7 +557,7 @@ class Loader(IterableDataset[Any]):
         return self._tensors(batch, state, self._recipe.join(pool.finish(parts)))
 
     def _tensors(self, batch: Batch, state: State, samples: Any) -> TensorBatch:
-        kind = TensorBatch if self.world_size == 1 else RankBatch
+        kind = TensorBatch if self._finder.is_whole else RankBatch
         return kind(
             indices=torch.from_numpy(batch.indices.astype(np.int64)),
             samples=samples,

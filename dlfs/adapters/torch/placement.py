@@ -124,6 +124,15 @@ class PlacementFinder:
             return self._began
         return self.find()
 
+    @property
+    def is_whole(self) -> bool:
+        """True if this rank reads all samples, which a framework may share out between ranks.
+
+        Ranks of a mesh that read the same samples need whole batches each.
+        """
+        is_said = self._said is not None and not isinstance(self._said, Placement)
+        return self.current().world_size == 1 and not is_said
+
     def begin(self, loader: Any, *, is_begun: bool) -> bool:
         """Find the placement for an iteration.
 
@@ -183,11 +192,11 @@ def refuse_second_sharding(finder: PlacementFinder, what: str) -> bool:
     caller = sys._getframe(2).f_globals.get("__name__")
     if caller != "accelerate.data_loader":
         return False
-    if finder.current().world_size > 1:
+    if not finder.is_whole:
         raise UsageError(
             f"split batches with Accelerate: expected {what} of all samples in the DataLoader that "
-            f"prepare shares out, got {finder.current()}, so that the samples of the other ranks "
-            "would never be read; leave this DataLoader out of prepare, give prepare a Loader "
+            f"prepare shares out, got {finder.current()}, so that samples would be "
+            "shared out twice; leave this DataLoader out of prepare, give prepare a Loader "
             f"itself, or make {what} of rank 0 of 1"
         )
     return True

@@ -24,6 +24,7 @@ from dlfs.adapters.torch import (  # noqa: E402
     Loader,
     SampleDataset,
 )
+from dlfs.adapters.torch.tensors import RankBatch, TensorBatch  # noqa: E402
 from tests.support.torch_processes import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -42,13 +43,15 @@ def split_with_accelerate(join, volume) -> dict[str, Any]:
         whole = Loader(dataset, 10, collate="stack", labels=number, rank=0, world_size=1)
         split = accelerator.prepare(DataLoader(whole, batch_size=None))
         numbers = [int(label) for batch in split for label in batch.labels]
+        alike = Loader(dataset, 10, placement=dlfs.Replicated(2))
+        kinds = [type(next(iter(one))) for one in (whole, alike)]
         try:
             next(iter(accelerator.prepare(DataLoader(loader, batch_size=None))))
             error = None
         except Exception as caught:  # noqa: BLE001 - of rank 1: that rank 0 is gone
             error = f"{type(caught).__name__}: {caught}"
     world = accelerator.num_processes
-    return {"world": world, "taken": taken, "split": numbers, "error": error}
+    return {"world": world, "taken": taken, "split": numbers, "error": error, "kinds": kinds}
 
 
 @pytest.mark.frameworks
@@ -62,6 +65,8 @@ def test_accelerate_does_not_split_one_ranks_share_between_all(torch_volume, arr
         "UsageError: split batches with Accelerate: expected a loader"
     )
     assert found[1]["error"] is not None
+    # Ranks that read the same need whole batches: theirs are refused in the same way.
+    assert all(one["kinds"] == [TensorBatch, RankBatch] for one in found)
 
 
 def begin_an_epoch(join, volume) -> dict[str, Any]:
