@@ -33,12 +33,15 @@ class Cluster(SlurmLab):
         nodes: number of nodes.
         prolog: True if prolog and epilog start and stop node services.
         settings: further lines of slurm.conf.
+        datasets: False for a volume without datasets.
         users: users, as of ``SlurmLab``.
 
     Attributes:
         scripts: the installed copy of deploy/slurm.
         volume: URI of the volume, for all machines.
     """
+
+    private_tmp = True
 
     def __init__(
         self,
@@ -47,12 +50,15 @@ class Cluster(SlurmLab):
         prolog: bool = True,
         settings: str = "",
         users: dict[str, int] | None = None,
+        datasets: bool = True,
     ) -> None:
+        self._datasets = datasets
         self._target: subprocess.Popen[str] | None = None
         self.volume = f"nvme-tcp://10.77.0.1:4420/{NQN}?nsid=1&hostnqn={HOST}"
         super().__init__(nodes, (SETTINGS if prolog else "") + settings, users or USERS)
-        for node in self.nodes.values():
-            self.configure(node)
+        if prolog:
+            for node in self.nodes.values():
+                self.configure(node)
         self.start_target()
 
     def prepare(self) -> None:
@@ -62,6 +68,8 @@ class Cluster(SlurmLab):
         shutil.copytree(ROOT / "deploy" / "slurm", self.scripts)
         disk = self.folder / "disk"
         dlfs.format_volume(str(disk), size_bytes=64 << 20)
+        if not self._datasets:
+            return
         with dlfs.open(str(disk)) as volume, volume.writer("photos") as writer:
             for number in range(SAMPLES):
                 writer.add(f"{number % 2}/{number:04}.jpg", number.to_bytes(2) * 2048)

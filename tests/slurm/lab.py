@@ -90,8 +90,8 @@ mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -p /run/lock
 mount --bind {etc} /etc
-{open}
 mount --bind {fuse} /dev/fuse
+{open}
 hostname {name}
 ip link set lo up
 {program}
@@ -113,33 +113,41 @@ def _which(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
-def _open_to_users(paths: Sequence[Path], folder: Path) -> str:
+def _open_to_users(paths: Sequence[Path]) -> str:
     """Return commands after which every user can reach directories, also in closed ones.
 
-    Python may be in root's home directory. An empty directory covers the closed one, with the
-    wanted directories at their places in it.
-
-    Args:
-        paths: the wanted directories.
-        folder: where they are mounted meanwhile.
+    Python may be in root's home directory.
     """
     closed: dict[Path, list[Path]] = {}
     for path in sorted({path.resolve() for path in paths}):
         for parent in reversed(path.parents):
             if not parent.stat().st_mode & 0o001:
-                inside = closed.setdefault(parent, [])
-                if not any(path.is_relative_to(each) for each in inside):
-                    inside.append(path)
+                closed.setdefault(parent, []).append(path)
                 break
+    return "\n".join(_cover(parent, inside, 0o755) for parent, inside in closed.items())
+
+
+def _cover(parent: Path, paths: Sequence[Path], mode: int) -> str:
+    """Return commands that cover a directory by an empty one, in which some of it is still there.
+
+    Args:
+        parent: the directory.
+        paths: directories that are still there, if they are in ``parent``.
+        mode: permissions of the empty one.
+    """
+    inside: list[Path] = []
+    for path in sorted({path.resolve() for path in paths}):
+        if path.is_relative_to(parent) and not any(path.is_relative_to(each) for each in inside):
+            inside.append(path)
     lines = []
-    for number, (parent, inside) in enumerate(closed.items()):
-        stash = [folder / f".stash-{number}-{n}" for n in range(len(inside))]
-        for path, place in zip(inside, stash, strict=True):
-            lines.append(f"mkdir -p {place}; mount --bind {shlex.quote(str(path))} {place}")
-        lines.append(f"mount -t tmpfs -o mode=755 tmpfs {shlex.quote(str(parent))}")
-        for path, place in zip(inside, stash, strict=True):
-            quoted = shlex.quote(str(path))
-            lines.append(f"mkdir -p {quoted}; mount --move {place} {quoted}; rmdir {place}")
+    for number, path in enumerate(inside):
+        lines.append(f"mkdir /run/stash{number}")
+        lines.append(f"mount --bind {shlex.quote(str(path))} /run/stash{number}")
+    lines.append(f"mount -t tmpfs -o mode={mode:o} tmpfs {shlex.quote(str(parent))}")
+    for number, path in enumerate(inside):
+        quoted = shlex.quote(str(path))
+        lines.append(f"mkdir -p {quoted}; mount --move /run/stash{number} {quoted}")
+        lines.append(f"rmdir /run/stash{number}")
     return "\n".join(lines)
 
 
@@ -193,9 +201,13 @@ class Machine:
         """Start the machine and its daemons."""
         assert self._init is None, f"{self.name} is up"
         fuse = self._lab.folder / "fuse"
+        needed = [Path(sys.base_prefix), Path(sys.prefix), ROOT]
+        covers = [_open_to_users(needed)]
+        if self._lab.private_tmp:
+            covers.append(_cover(Path("/tmp"), [self._lab.folder, *needed], 0o1777))
         boot = _BOOT.format(
             etc=self.etc,
-            open=_open_to_users([Path(sys.base_prefix), Path(sys.prefix), ROOT], self.scratch),
+            open="\n".join(covers),
             fuse=fuse,
             name=self.name,
             program=self._network_inside(),
@@ -420,6 +432,9 @@ class SlurmLab:
         nodes: the nodes by name, ``n1`` to ``nN``.
     """
 
+    private_tmp = False
+    """True to give each machine a /tmp of its own, in which only the lab's directory is common."""
+
     def __init__(
         self,
         nodes: int = 2,
@@ -495,7 +510,12 @@ class SlurmLab:
         return int(shown) if code == 0 and shown.strip().isdecimal() else 0
 
     def submit(
-        self, script: str, *options: str, user: str | None = None, arguments: Sequence[str] = ()
+        self,
+        script: str,
+        *options: str,
+        user: str | None = None,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> int:
         """Submit a batch script; return the job's ID.
 
@@ -504,6 +524,7 @@ class SlurmLab:
             options: options of sbatch.
             user: user whose job it is; root by default.
             arguments: arguments of the script.
+            environment: variables of the job, in addition.
         """
         is_text = script.startswith("#!")
         words = ["sbatch", "--parsable", *options]
@@ -512,7 +533,7 @@ class SlurmLab:
             path.write_text(script)
             path.chmod(0o755)
             script = str(path)
-        shown = self.head.run(*words, script, *arguments, user=user)
+        shown = self.head.run(*words, script, *arguments, user=user, environment=environment)
         return int(shown.splitlines()[-1].partition(";")[0])
 
     def signal(self, pid: int, number: int) -> None:
