@@ -237,6 +237,8 @@ class Machine:
         """Connect the machine to the switch."""
         number = self.address.rpartition(".")[2]
         head = self._lab.head
+        # The kernel may not have taken back the link of a machine that has just crashed.
+        head.try_run("ip", "link", "del", f"to{number}", outside=True)
         head.run("ip", "link", "add", f"to{number}", "type", "veth", "peer", "name", "eth0",
                  "netns", f"/proc/{self._pid}/ns/net", outside=True)  # fmt: skip
         head.run("ip", "link", "set", f"to{number}", "master", "switch", "up")
