@@ -20,6 +20,7 @@ import os
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -77,11 +78,11 @@ class _Open:
 
     def crc32c(self) -> int:
         """Return the CRC32C of the object, all of whose pieces are complete."""
-        found = np.zeros(1, np.uint32)
-        for first, last in _pieces(self.fetch.item):
-            following = np.array([self.crcs[first]], np.uint32)
-            found = combine_crc32c(found, following, np.array([last - first]))
-        return int(found[0])
+        found = self.crcs.get(0, 0)
+        for first, last in islice(_pieces(self.fetch.item), 1, None):
+            before, crc = np.array([[found], [self.crcs[first]]], np.uint32)
+            found = int(combine_crc32c(before, crc, np.array([last - first]))[0])
+        return found
 
 
 _Task = tuple[_Open, int, int]
@@ -121,7 +122,7 @@ class Fetcher:
         self._next = 0
         self._used_bytes = 0
         self._is_there = bytearray(len(fetches))
-        self._there_count = 0
+        self._there_count = self._wanted_count = 0
         self._pool: ThreadPool | None = None
 
     def run(self) -> None:
@@ -150,6 +151,7 @@ class Fetcher:
             OSError: a file cannot be written.
         """
         with self._changed:
+            self._wanted_count = count
             self._changed.wait_for(lambda: self._there_count >= count or self._stop.is_set())
             if self._error is not None:
                 raise self._error
@@ -223,7 +225,8 @@ class Fetcher:
         self._is_there[number] = True
         end = self._is_there.find(0, self._there_count)
         self._there_count = len(self._is_there) if end < 0 else end
-        self._changed.notify_all()
+        if self._there_count >= self._wanted_count:  # to wake a thread costs as much as an object
+            self._changed.notify_all()
 
     def _missing(self, opened: _Open) -> Iterator[tuple[int, int]]:
         """Yield the pieces that no earlier run has fetched, or that are damaged since."""
