@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -306,6 +307,8 @@ class Fetcher:
         os.ftruncate(opened.file.value, item.size_bytes)
         facts = {"url": item.shown, "bytes": item.size_bytes, "version": item.version}
         self._manifest.append(fetch.key, **facts, crc32c=crc)
+        with suppress(FileNotFoundError):  # a rename over a file makes ext4 write the copy to disk
+            os.unlink(fetch.target)
         os.rename(fetch.part, fetch.target)
         with self._changed:
             self._open.discard(opened)
