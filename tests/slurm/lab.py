@@ -24,7 +24,9 @@ links.
 ``lab.shared`` is a directory that every user may write to, ``node.scratch`` one of a node that
 lives as long as the lab. ``settings=`` is appended to slurm.conf, such as ``Prolog=...``.
 
-Limits: Slurm 22.05 of Debian 12 was tried; a node takes 20 MB of memory. The nodes show what is
+Limits: Slurm sees a quick reboot by the uptime, which all machines of a lab share: let a crashed
+node stay away for more than SlurmdTimeout (5 s), or srun waits for its tasks without end. Slurm
+22.05 of Debian 12 was tried; a node takes 20 MB of memory. The nodes show what is
 correct, not what is fast. Threads: one at a time, except ``run`` and ``start``.
 """
 

@@ -173,9 +173,9 @@ def kill_slurmd(cluster: Cluster, node: Machine, draw: random.Random) -> None:
 
 
 def crash(cluster: Cluster, node: Machine, draw: random.Random) -> None:
-    """Cut the power of a node."""
+    """Cut the power of a node, until Slurm has noticed: see ``lab``."""
     node.crash()
-    time.sleep(draw.choice([0.0, 8.0]))
+    time.sleep(draw.choice([8.0, 12.0]))
     node.boot()
 
 
