@@ -439,8 +439,8 @@ class Dataset(Closing):
                 torchrun, Slurm or MPI. ``rank=0, world_size=1`` reads all samples in each of them.
             world_size: number of ranks.
             placement: instead of these numbers, which ranks take different samples: a
-                ``DeviceMesh`` of one dimension, ``(mesh, names of its data dimensions)``, a process
-                group, ``Replicated(K)`` for K consecutive ranks that read the same,
+                ``DeviceMesh`` of one data dimension, ``(mesh, names of its data dimensions)``, a
+                process group, ``Replicated(K)`` for K consecutive ranks that read the same,
                 ``Placement(rank, world_size)``, or a function that returns one of these when the
                 first batch is taken.
             worker: number of this consumer within its rank, 0..workers-1.

@@ -4,7 +4,8 @@ Ranks of tensor, pipeline and context parallelism must read the same samples, an
 parallelism different ones. The environment (``epoch.ranks``) knows ranks, but not which of them
 need the same samples. The argument ``placement`` of everything that shares an epoch says it:
 
-- a device mesh of one dimension, such as ``mesh["dp"]``: the ranks along it share the epoch;
+- a device mesh of one dimension of data, such as ``mesh["dp"]``: the ranks along it share the
+  epoch;
 - ``(mesh, names)``, with the names of the mesh's data dimensions, such as ``"dp"`` or
   ``["dp_replicate", "dp_shard"]``: ranks that differ in one of these share the epoch, ranks that
   differ in other dimensions read the same; no names: all ranks of the mesh read the same;
@@ -47,8 +48,11 @@ _EXPECTED = (
 _NO_MEMBER = -100
 """``GroupMember.NON_GROUP_MEMBER``, which ``torch.distributed.new_group`` gives other ranks."""
 
-_DATA_DIMENSIONS = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")
+_DATA_DIMENSIONS = ("dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard")
 """Beginnings of the names that dimensions of a mesh have whose ranks take different samples."""
+
+_MODEL_DIMENSIONS = frozenset({"tp", "pp", "cp", "sp", "ep"})
+"""Words in the names of flattened dimensions, such as ``dp_shard_cp``, that are not only of data."""
 
 
 class Mesh(Protocol):
@@ -297,11 +301,13 @@ def _data_dimensions(mesh: Mesh, names: str | Sequence[str] | None) -> list[int]
         names: their names; None for the only dimension.
 
     Raises:
-        UsageError: there are several and no names, or the mesh has not these names.
+        UsageError: there are no names, and several dimensions or one that is not of data; or the
+            mesh has not these names.
     """
     known = mesh.mesh_dim_names
     if names is None:
         if mesh.ndim == 1:
+            _check_only_dimension(mesh)
             return [0]
         got = "without names" if known is None else join_words(known, "and")
         raise UsageError(
@@ -317,6 +323,22 @@ def _data_dimensions(mesh: Mesh, names: str | Sequence[str] | None) -> list[int]
             f"{show_value(names)} for one {got}"
         )
     return [at for at, name in enumerate(known) if name in wanted]
+
+
+def _check_only_dimension(mesh: Mesh) -> None:
+    """Refuse ``mesh["tp"]``, whose ranks would get different samples, unless it is named.
+
+    Raises:
+        UsageError: the name of the dimension is none of a data dimension.
+    """
+    name = (mesh.mesh_dim_names or ("dp",))[0]
+    is_of_data = name.startswith(_DATA_DIMENSIONS) and _MODEL_DIMENSIONS.isdisjoint(name.split("_"))
+    if mesh.size(0) > 1 and not is_of_data:
+        raise UsageError(
+            f'{_ACTION}: expected a mesh of a data dimension, such as mesh["dp"], whose ranks '
+            f"take different samples, got one of {name!r}; give placement=(mesh, {name!r}) if its "
+            "ranks do, or placement=(mesh, []) if all its ranks read the same"
+        )
 
 
 def check_meshes(found: Placement) -> None:

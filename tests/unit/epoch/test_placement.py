@@ -101,6 +101,9 @@ def test_ranks_that_differ_in_data_dimensions_share(shape, names, data, expected
 def test_a_mesh_of_one_dimension_a_group_and_numbers_need_no_names():
     assert numbers(Grid((3,), ("dp",), (2,))) == (2, 3)
     assert numbers(Grid((3,), None, (1,))) == (1, 3)
+    assert numbers(Grid((1,), ("tp",), (0,))) == (0, 1)
+    assert numbers((Grid((3,), ("tp",), (2,)), "tp")) == (2, 3)
+    assert numbers((Grid((3,), ("tp",), (2,)), [])) == (0, 1)
     assert numbers(Group(1, 4)) == (1, 4)
     assert numbers(dlfs.Placement(2, 5)) == (2, 5)
     assert numbers(lambda: (Grid((2, 2), ("dp", "tp"), (1, 0)), "dp")) == (1, 2)
@@ -126,6 +129,8 @@ NAMED = Grid((2, 2), ("dp", "tp"), (0, 0))
 REFUSED_WHEN_MADE = [
     (NAMED, "names of the mesh's data dimensions.* 2 dimensions, dp and tp"),
     (NAMELESS, "2 dimensions, without names"),
+    (Grid((2,), ("tp",), (0,)), r"of a data dimension.*'tp'; give placement=\(mesh, 'tp'\)"),
+    (Grid((2,), ("dp_shard_cp",), (0,)), "got one of 'dp_shard_cp'"),
     ((NAMELESS, "dp"), "got 'dp' for one without names"),
     ((NAMED, "data"), "got 'data' for one with dp and tp"),
     ((NAMED, ("dp", "dp")), "expected different names"),
