@@ -52,7 +52,7 @@ _DATA_DIMENSIONS = ("dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "
 """Beginnings of the names that dimensions of a mesh have whose ranks take different samples."""
 
 _MODEL_DIMENSIONS = frozenset({"tp", "pp", "cp", "sp", "ep"})
-"""Words in the names of flattened dimensions, such as ``dp_shard_cp``, that are not only of data."""
+"""Words in names of flattened dimensions, such as ``dp_shard_cp``, that are not only of data."""
 
 
 class Mesh(Protocol):

@@ -1,10 +1,12 @@
 """Ends a node service by its socket, within a time, and removes what a killed one left.
 
 A service that runs holds the lock next to its socket, whose file names its process
-(``sockets.ServiceRecord``). It gets SIGTERM, upon which it unmounts, removes its socket and ends.
-One that hangs, or was stopped by a signal, gets SIGKILL after the time. What a killed service
-leaves is then removed here: its mount, which fails every call, its socket and its lock file; and
-files in shared memory that no process has open (``dlfs.directory.sharing``).
+(``sockets.ServiceRecord``). A process that does not have this file open gets no signal: the record
+may be that of an earlier service, or be forged by the socket's user. The service gets SIGTERM, upon
+which it unmounts, removes its socket and ends. One that hangs, or was stopped by a signal, gets
+SIGKILL after the time. What a killed service leaves is then removed here: its mount, which fails
+every call, its socket and its lock file; and files in shared memory that no process has open
+(``dlfs.directory.sharing``).
 
 Source: pidfd_open(2): a process ID that is used again would name another process.
 """
@@ -127,6 +129,12 @@ def _signal(lock: Descriptor, path: str, timeout_s: float) -> Ending:
     with process:
         if _try_lock(lock):  # it ended by itself, and its ID may be another process's
             return Ending.DEAD
+        if process.value >= 0 and not _has_open(record.pid, lock):
+            raise DeviceError(
+                f"stop the service at {path}: its lock file names process {record.pid}, which does "
+                "not have it open; another process holds the lock",
+                errno.EPERM,
+            )
         if _signal_and_wait(process, signal.SIGTERM, timeout_s) and _try_lock(lock):
             return Ending.ENDED
         if _signal_and_wait(process, signal.SIGKILL, KILL_WAIT_S) and _try_lock(lock):
@@ -136,6 +144,17 @@ def _signal(lock: Descriptor, path: str, timeout_s: float) -> Ending:
         f"{KILL_WAIT_S:g} s: it waits for the kernel, perhaps for a disk",
         errno.ETIMEDOUT,
     )
+
+
+def _has_open(pid: int, lock: Descriptor) -> bool:
+    """Return True if a process has the lock file open; its pidfd keeps the ID from being reused."""
+    own = os.fstat(lock.value)
+    with contextlib.suppress(FileNotFoundError), os.scandir(f"/proc/{pid}/fd") as descriptors:
+        for each in descriptors:
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(each.stat(), own):
+                    return True
+    return False
 
 
 def _signal_and_wait(process: Descriptor, number: signal.Signals, timeout_s: float) -> bool:

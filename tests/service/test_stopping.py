@@ -141,6 +141,10 @@ def test_other_programs_stay(place: Place) -> None:
     lock.write_text(json.dumps({"pid": record.pid, "pid_namespace": 1, "mount": None}))
     with pytest.raises(DeviceError, match="it runs in another container, as its process"):
         stop_service(place.uri, TIMEOUT_S)
+    pid = os.getppid()
+    lock.write_text(json.dumps({**json.loads(text), "pid": pid}))
+    with pytest.raises(DeviceError, match=f"names process {pid}, which does not have it open"):
+        stop_service(place.uri, TIMEOUT_S)
     lock.write_text("")
     with pytest.raises(DeviceError, match="does not name its process"):
         stop_service(place.uri, 0.0)
