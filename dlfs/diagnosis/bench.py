@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +24,8 @@ from numpy.typing import NDArray
 import dlfs
 from dlfs._native.device import Kind, aligned_buffer
 from dlfs._native.raw_reads import RawReads, read_raw
+from dlfs.base.forks import Event
+from dlfs.base.threads import ThreadPool
 from dlfs.base.units import KIB, MIB, format_bytes
 from dlfs.block import BlockDevice, FileUri, NvmeTcpUri, open_device, parse_uri
 from dlfs.diagnosis.checks.targets import has_direct, measure_path
@@ -341,7 +341,7 @@ def _read_all(
     places: Sequence[_Place], request_bytes: int, depth: int, seconds: float, *, random: bool
 ) -> list[RawReads]:
     """Read all members at once, each in a thread."""
-    stop = threading.Event()
+    stop = Event()
 
     def read(number: int) -> RawReads:
         place = places[number]
@@ -354,7 +354,7 @@ def _read_all(
             stop=stop,
         )
 
-    with ThreadPoolExecutor(len(places), "dlfs-bench") as pool:
+    with ThreadPool(len(places), "dlfs-bench") as pool:
         try:
             return list(pool.map(read, range(len(places))))
         finally:

@@ -11,10 +11,10 @@ import platform
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from dlfs._native.clock import KernelClock, read_kernel_clock
+from dlfs.base.forks import cached_property
 from dlfs.diagnosis.in_time import in_time
 
 STAT_SECONDS = 2.0

@@ -231,6 +231,7 @@ ALLOWED = {
     ("mount/mountpoint.py", "SimpleQueue"): "ends with the call",
     ("base/threads.py", "ThreadPoolExecutor"): "base of ThreadPool, whose uses are listed",
     ("base/threads.py", "Condition"): "a child does not wait for the pool of its parent",
+    ("diagnosis/bench.py", "ThreadPool"): "ends with the call",
     ("fabric/discovery.py", "ThreadPool"): "ends with the call",
     ("ingest/source.py", "ThreadPool"): "ends with the call",
     ("ingest/remote/fetching.py", "ThreadPool"): "ends with the import",
