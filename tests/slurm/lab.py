@@ -25,7 +25,7 @@ links.
 lives as long as the lab. ``settings=`` is appended to slurm.conf, such as ``Prolog=...``.
 
 Limits: Slurm sees a quick reboot by the uptime, which all machines of a lab share: let a crashed
-node stay away for more than SlurmdTimeout (5 s), or srun waits for its tasks without end. Slurm
+node stay away until sinfo says that it is down, or srun waits for its tasks without end. Slurm
 22.05 of Debian 12 was tried; a node takes 20 MB of memory. The nodes show what is
 correct, not what is fast. Threads: one at a time, except ``run`` and ``start``.
 """

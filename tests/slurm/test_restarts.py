@@ -175,7 +175,8 @@ def kill_slurmd(cluster: Cluster, node: Machine, draw: random.Random) -> None:
 def crash(cluster: Cluster, node: Machine, draw: random.Random) -> None:
     """Cut the power of a node, until Slurm has noticed: see ``lab``."""
     node.crash()
-    time.sleep(draw.choice([8.0, 12.0]))
+    query = ("sinfo", "--noheader", f"--nodes={node.name}", "--format=%T")
+    wait_for(lambda: "down" in cluster.head.run(*query), f"{node.name} to be down")
     node.boot()
 
 
