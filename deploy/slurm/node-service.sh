@@ -60,17 +60,24 @@ forget_ended_jobs() {
     done
 }
 
-# stop: ends the user's service, if there is one, and removes all that it left; as root what the user cannot remove, such as
-# a mount under another one.
+# stop: ends the user's service, if there is one, and removes all that it left. Mounts go by the user's rights: the user may
+# put a link in place of a folder meanwhile, and umount by root would follow it to any mount of the node.
 stop() {
-    local failed=0 mounted
+    local failed=0 mounted end
     as_user $((STOP_SECONDS + 60)) dlfs --quiet stop "$service" --timeout "$STOP_SECONDS" || failed=$?
-    # The kernel writes blanks in paths as \040.
-    while read -r mounted; do
-        umount --lazy "$(printf %b "$mounted")" || failed=$?
-    done < <(awk -v at="$place/" 'index($5, at) == 1 { print $5 }' /proc/self/mountinfo | tac)
+    end=$((SECONDS + 60))
+    # The last mount first, as others may be under it. The kernel writes blanks in paths as \040.
+    while read -r mounted && ((SECONDS < end)); do
+        as_user 10 fusermount3 -u -z "$(printf %b "$mounted")" </dev/null
+    done < <(mounts | tac)
+    [ -z "$(mounts)" ] || { failed=1; say "cannot unmount $(mounts)"; }
     rm -rf --one-file-system "$place/node" "$place/failure" || failed=$?
     return "$failed"
+}
+
+# mounts: prints the mounts in the user's place.
+mounts() {
+    awk -v at="$place/" 'index($5, at) == 1 { print $5 }' /proc/self/mountinfo
 }
 
 # run_hooks FOLDER: every executable file there, in order of the names, with the job's environment.
