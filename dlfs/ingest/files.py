@@ -305,8 +305,7 @@ class FilesSource(Source):
             if end > position:
                 part, first = order[:end], position
                 yield from indexed_blocks(part, sizes, read, self.buffer_bytes, first=first)
-                if end < len(order):
-                    yield SampleBlock.empty({"position": end}, ends_step=True)
+                yield SampleBlock.empty({"position": end}, ends_step=True)
 
     def _check_unchanged(self) -> None:
         """Check, after the last block, what was not checked when a file was read."""

@@ -101,8 +101,8 @@ def open_source(
 ) -> Source:
     """Open the source that paths name: a folder, archives, or files of a format.
 
-    The objects that URLs name (``s3://bucket/train``) are fetched while they are imported, if they
-    are files of a folder or more than ``spool_bytes``, else before; see ``ingest.remote``.
+    The objects that URLs name (``s3://bucket/train``) are fetched first, or while they are imported
+    if they are more than ``spool_bytes``; see ``ingest.remote``.
 
     Args:
         paths: one path or URL, or several of one format. ``train-{000000..000099}.tar`` and globs
@@ -115,7 +115,7 @@ def open_source(
         spool_bytes: most bytes of these copies, > 0; a larger object is the only one. Objects of
             files that a format reads together are all copied; that they are more is then an error.
             By default ``SPOOL_BYTES``, and such objects are copied anyway.
-        fetch_progress: called when an object has been fetched before the import.
+        fetch_progress: called when an object has been fetched.
         skip_bad: bad records that the import may leave out: a number, or a share of all records
             such as ``0.1%``; by default the first one is an error. See ``ingest.bad_records``.
 
@@ -158,6 +158,8 @@ def _open_arriving(
         UsageError: all objects have to be fetched before, and are more than the caller allows.
     """
     limit_bytes = SPOOL_BYTES if spool_bytes is None else spool_bytes
+    if copies.size_bytes <= limit_bytes:
+        return None
     copies.prepare(limit_bytes)
     paths = [*chain.from_iterable(copies.copies[text] for text in texts if is_url(text))]
     row = None
@@ -170,10 +172,6 @@ def _open_arriving(
         source = _open_local(paths, row.name, options, are_copies=True)
         assert isinstance(source, FilesSource)
         source.arrivals = ArrivingFiles(copies, limit_bytes)
-        if format_name == AUTO:
-            warn_of_containers(copies.show(source.name), source.file_paths())
-    elif copies.size_bytes <= limit_bytes:
-        return None
     elif row is not None and row.by_file:
         shards = copies.objects_of(find_shards(row, paths))
         if shards is None or len(shards) == 1:

@@ -167,8 +167,9 @@ def import_dataset(
             default the first bad record ends the import.
         spool: Directory for local copies of what URLs name, until the dataset is sealed; an
             interrupted import goes on with them. By default in the user's cache directory.
-        spool_bytes: Most bytes of these copies: 4GiB. If the objects are more, a copy is deleted
-            when its samples are committed; files that their format reads together are all copied.
+        spool_bytes: Most bytes of these copies: 4GiB. More objects are imported while they are
+            fetched, and a copy is deleted when its samples are committed; files that their format
+            reads together are all copied.
         step: Bytes of samples after which the progress is committed: 2GiB. 0: only at the end.
         one_pass: Shuffle within 256 MiB only, for a source that is shuffled already. By default a
             larger source that has to be read in its own order, such as an archive, is packed a

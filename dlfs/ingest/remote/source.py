@@ -49,7 +49,6 @@ class SpooledSource(WrappedSource):
         """Yield the source's blocks; see ``Source.blocks``."""
         self._source.buffer_bytes = min(self._source.buffer_bytes, self.buffer_bytes)
         with (
-            self._spool.note_on_error(),
             self._spool.named(),
             closing(self._source.blocks(layout=layout, seed=seed)) as blocks,
         ):

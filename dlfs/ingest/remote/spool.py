@@ -11,9 +11,9 @@ compares what it has with the manifest, and fetches only what is missing or has 
 is deleted when the dataset is sealed. One import at a time uses it, under a lock.
 
 ``fetch`` copies all objects, for which the directory must have room. ``fetch_in_order`` copies some
-of them while others are imported: the copies that exist are bounded, and if all objects exceed the
-bound, those whose samples an import has committed are deleted. In place of a copy that is not
-there, a folder of objects has an empty file of its size, which takes no space: so it can be walked.
+of them while others are imported: the copies that exist are bounded, and those whose samples an
+import has committed are deleted. In place of a copy that is not there, a folder of objects has an
+empty file of its size, which takes no space: so it can be walked.
 
 The folder belongs to the user alone, with mode 0700, and no link in it is followed. Passwords and
 queries of URLs are in none of its files.
@@ -166,8 +166,7 @@ class Spool:
             SpaceError: the file system has less free space than the bound.
             DeviceError: the files cannot be made.
         """
-        bound = limit_bytes if self._exceeds(limit_bytes) else None
-        self.fingerprint = fingerprint_of(bound, sorted(one.key for one in self.objects))
+        self.fingerprint = fingerprint_of(limit_bytes, sorted(one.key for one in self.objects))
         with disk_errors(self.folder):
             missing = [one for one in self.objects if not self._is_complete(one)]
             self._check_space(min(limit_bytes, sum(one.disk_bytes for one in missing)))
@@ -192,8 +191,7 @@ class Spool:
             each of these numbers are committed, from ``first`` on, as further ones have no room.
         """
         sizes = np.array([one.disk_bytes for one in objects], np.int64)
-        most = limit_bytes // 2 if self._exceeds(limit_bytes) else limit_bytes
-        self._ends = divide(sizes, blocks, most)
+        self._ends = divide(sizes, blocks, limit_bytes // 2)
         self._objects = objects
         self._first = self._committed = first
         with disk_errors(self.folder):
@@ -213,9 +211,6 @@ class Spool:
         )
         self._fetcher.start()
         return self._ends
-
-    def _exceeds(self, limit_bytes: int) -> bool:
-        return sum(one.disk_bytes for one in self.objects) > limit_bytes
 
     def wait(self, count: int) -> None:
         """Wait for the copies of the first objects in the order; see ``Fetcher.wait``."""

@@ -170,6 +170,24 @@ def test_an_object_larger_than_the_spool_is_fetched_alone(
     assert set(watch.reads.values()) == {1}
 
 
+def test_a_copy_that_was_damaged_on_the_disk_is_fetched_again(
+    memory: Any, tmp_path: Path, watch: Reads
+) -> None:
+    volume, whole = fresh(tmp_path / "v.img"), fresh(tmp_path / "w.img")
+    assert run(whole, opened(tmp_path)) is not None
+    assert run(volume, opened(tmp_path), kill_at=20) is None
+    read = Counter(watch.reads)
+    copies = [*(tmp_path / "spool").glob("*/**/c?/*.bin")]
+    present = [copy for copy in copies if copy.stat().st_blocks]
+    assert present
+    for copy in present:
+        copy.write_bytes(bytes(copy.stat().st_size))
+    assert run(volume, opened(tmp_path)) is not None
+    assert everything(volume) == everything(whole)
+    again = set(watch.reads - read)  # but those whose samples were committed
+    assert again & {f"{copy.parent.name}/{copy.name}" for copy in present}
+
+
 def test_a_spool_that_was_deleted_costs_nothing_of_what_is_committed(
     memory: Any, tmp_path: Path, watch: Reads
 ) -> None:

@@ -151,10 +151,7 @@ def test_patterns_and_local_paths_keep_their_order(memory: Any, tmp_path: Path) 
     for name in ("two", "three"):
         memory.put_file(str(tmp_path / f"{name}.npy"), f"/arrays/{name}.npy")
     paths = ["memory://arrays/t*.npy", str(tmp_path / "one.npy"), "memory://data/{no,}"]
-    seen: list[Progress] = []
-    source = open_source(paths[:2], spool=tmp_path / "spool", fetch_progress=seen.append)
-    sizes = [(tmp_path / f"{name}.npy").stat().st_size for name in ("two", "three")]
-    assert (seen[-1].samples_done, seen[-1].bytes_done) == (2, sum(sizes))
+    source = open_source(paths[:2], spool=tmp_path / "spool")
     assert source.name == f"memory:///arrays/three.npy .. {paths[1]}"
     assert {path.partition("/")[0] for path in take(source)} == {"three", "two", "one"}
     with pytest.raises(NotFoundError, match="import memory://data/no: there is no such object"):
@@ -176,7 +173,9 @@ def test_damage_in_an_object_is_named_by_its_url(memory: Any, tmp_path: Path) ->
 def test_copies_are_deleted_when_the_dataset_is_sealed(
     memory: Any, tmp_path: Path, volume: Volume
 ) -> None:
-    source = open_source("memory://data", spool=tmp_path)
+    seen: list[Progress] = []
+    source = open_source("memory://data", spool=tmp_path, fetch_progress=seen.append)
+    assert (seen[-1].samples_done, seen[-1].bytes_done) == (30, sum(map(len, FILES.values())))
     assert source.name == "memory://data"
     import_dataset(volume, source, "n")
     source.close()
@@ -191,7 +190,7 @@ def test_a_failed_import_goes_on_with_what_it_has(
     with monkeypatch.context() as context:
         fail_at(context, "c2/29.bin", PermissionError("no"), first=2000)
         with pytest.raises(DeviceError, match=r"import memory://data/c2/29.bin: read") as caught:
-            take(open_source("memory://data", spool=tmp_path))
+            open_source("memory://data", spool=tmp_path)
     assert caught.value.errno == errno.EACCES
     assert "goes on with" in caught.value.__notes__[0]
     first = set(reads)
@@ -214,7 +213,7 @@ def test_a_failed_import_goes_on_with_what_it_has(
 def test_an_object_that_is_recorded_but_not_yet_named_is_not_read_again(
     memory: Any, tmp_path: Path, reads: list[tuple[str, int]]
 ) -> None:
-    take(open_source("memory://data", spool=tmp_path))
+    open_source("memory://data", spool=tmp_path).close()
     (copy,) = tmp_path.glob("*/files/0/data/c1/28.bin")
     (manifest,) = tmp_path.glob("*/manifest.jsonl")
     (line,) = (line for line in manifest.read_text().splitlines() if "c1/28.bin" in line)
@@ -267,7 +266,7 @@ def test_an_object_that_changes_while_it_is_read_is_an_error(
 
     monkeypatch.setattr(Store, "read", changing)
     with pytest.raises(DeviceError, match=r"data/c1/4.bin: the object changed") as caught:
-        take(open_source("memory://data", spool=tmp_path))
+        open_source("memory://data", spool=tmp_path)
     assert caught.value.errno == errno.ESTALE
 
 
@@ -285,7 +284,7 @@ def test_an_error_that_does_not_go_away_names_the_object(
 ) -> None:
     fail_at(monkeypatch, "c2/8.bin", error)
     with pytest.raises(DlfsError, match=rf"import memory://data/c2/8.bin: .*{expected}"):
-        take(open_source("memory://data", spool=tmp_path))
+        open_source("memory://data", spool=tmp_path)
 
 
 def test_a_body_that_is_too_short_or_too_long_is_an_error(
@@ -395,7 +394,7 @@ def folder_of(directory: Path, memory: Any, monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patch:
         fail_at(patch, "c1/7.bin", ValueError("on purpose"))
         with pytest.raises(DlfsError):
-            take(open_source("memory://data", spool=directory))
+            open_source("memory://data", spool=directory)
     (folder,) = directory.iterdir()
     return folder
 
