@@ -53,7 +53,7 @@ lock() {
 forget_ended_jobs() {
     local each running
     [ "$(ls "$place/jobs")" != "$1" ] || return 0
-    running=$(timeout 20 squeue --noheader --format=%A --states=R,CG,CF,S --user="$uid" \
+    running=$(timeout 20 squeue --noheader --format=%A --states=R,CG,CF,S,ST,SI,SO,RS --user="$uid" \
         --nodelist="$SLURMD_NODENAME") || return 0
     for each in $(ls "$place/jobs"); do
         [ "$each" = "$job" ] || grep -qx "$each" <<<"$running" || rm "$place/jobs/$each"

@@ -92,6 +92,18 @@ def test_jobs_of_a_user_share_a_service_and_users_do_not(cluster: Cluster) -> No
     cluster.wait_until_clean()
 
 
+def test_a_stopped_job_keeps_its_service(cluster: Cluster) -> None:
+    job = start(cluster, HOLD, "--nodelist=n1")
+    (service,) = services(cluster, "n1")
+    cluster.head.run("scancel", "--signal=STOP", str(job))
+    wait_for(lambda: cluster.job(job)["JobState"] == "STOPPED", "the job to be stopped")
+    other = cluster.submit(READ, "--nodelist=n1", user="ann")
+    cluster.wait_for_state(other, "COMPLETED")
+    assert services(cluster, "n1") == [service]
+    cluster.head.run("scancel", str(job))
+    cluster.wait_until_clean()
+
+
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_service_that_hangs_or_was_killed(cluster: Cluster, number: signal.Signals) -> None:
     cluster.configure(cluster.nodes["n1"], STOP_SECONDS="1")

@@ -11,6 +11,9 @@ from dlfs.cli.output import note, print_json
 from dlfs.cli.verbs.attach import ServiceArgument
 from dlfs.errors import UsageError
 
+LONGEST_S = 86_400
+"""Longest time that a service may be given to end, in seconds."""
+
 
 def stop(
     service: ServiceArgument,
@@ -27,8 +30,8 @@ def stop(
     """
     from dlfs.service.stopping import Ending, stop_service
 
-    if timeout < 0:
-        raise UsageError(f"stop: expected --timeout of at least 0 seconds, got {timeout:g}")
+    if not 0 <= timeout <= LONGEST_S:
+        raise UsageError(f"stop: expected --timeout of 0 to {LONGEST_S} seconds, got {timeout:g}")
     done = stop_service(service, timeout)
     if json:
         print_json({"socket": done.socket, "ending": done.ending.value}, result=True)

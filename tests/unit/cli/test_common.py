@@ -250,6 +250,7 @@ WRONG = [
     ["detach", "unix:DIR/no.sock", "photos"],
     ["stop", "VOLUME"],
     ["stop", "unix:DIR/no.sock", "--timeout", "-1"],
+    ["stop", "unix:DIR/no.sock", "--timeout", "inf"],
     ["serve", "VOLUME", "--log", "DIR/log"],
     ["serve", "VOLUME", "--allow-user", "nobody-of-that-name"],
     ["discover", "a host"],
