@@ -1,4 +1,4 @@
-"""What a machine lacks for DLFS, and what limits the speed of a volume on it.
+"""Checks a machine for what DLFS depends on, and measures what limits the speed of a volume.
 
 ``doctor.examine`` runs the checks of ``checks``: each is a function that reads the machine's
 settings through a ``Machine`` and yields a ``Finding`` for each of them. ``bench`` measures the

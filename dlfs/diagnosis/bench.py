@@ -100,7 +100,7 @@ class Report:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a member has the samples of the dataset."""
+    """The range of a member that holds samples of the dataset."""
 
     device: BlockDevice
     first: int

@@ -7,10 +7,10 @@ from enum import IntEnum
 
 
 class Severity(IntEnum):
-    """How much a finding matters, the least first."""
+    """Severity of a finding; a greater number is worse."""
 
     OK = 0
-    """As DLFS wants it."""
+    """The setting is as DLFS expects it."""
     NOTE = 1
     """Nothing is wrong; some users may want it otherwise."""
     WARNING = 2

@@ -36,7 +36,7 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class FioResult:
-    """What fio has measured.
+    """A measurement by fio.
 
     Attributes:
         reads: reads per second.

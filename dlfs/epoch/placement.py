@@ -114,7 +114,7 @@ class Detached:
 
 Known = Mesh | tuple[Mesh, str | Sequence[str]] | Group | Replicated | Placement
 PlacementSource = Known | Callable[[], Known]
-"""What the argument ``placement`` takes; the head of this module describes it."""
+"""A value of the argument ``placement``; the docstring of this module lists them."""
 
 
 def find_placement(said: PlacementSource | None = None) -> Placement:

@@ -1,4 +1,4 @@
-"""What a mount needs: /dev/fuse, fusermount3, the kernel's parameters, security modules.
+"""Checks for mounting: /dev/fuse, fusermount3, the kernel's parameters, security modules.
 
 Root mounts by mount(2), other users by fusermount3; everybody unmounts by fusermount3 where it is
 installed (``dlfs.mount.mountpoint``).
@@ -239,7 +239,7 @@ def _check_timeouts(machine: Machine) -> Iterator[Finding]:
 
 
 def check_mounts(machine: Machine) -> Iterator[Finding]:
-    """Find mounts of DLFS that nobody answers."""
+    """Find mounts of DLFS whose server does not answer."""
     points = [mount.point for mount in machine.mounts if mount.kind == FILE_SYSTEM_TYPE]
     for point in points if machine.live else ():
         try:
