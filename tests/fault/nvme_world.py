@@ -22,6 +22,7 @@ from dlfs.errors import (
     NotFoundError,
 )
 from tests.spdk.target import spdk_uri
+from tests.support.descriptors import own_threads
 from tests.support.nvme import (
     DEFAULT_NQN,
     Fault,
@@ -178,7 +179,7 @@ def script_of(*faults: Fault, seed: int = 0) -> FaultScript:
 
 def resources() -> tuple[int, int]:
     """Count the open file descriptors and threads of this process, including libdlfs's."""
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    return len(os.listdir("/proc/self/fd")), len(own_threads())
 
 
 def check_nothing_left(before: tuple[int, int]) -> None:

@@ -28,6 +28,7 @@ from dlfs.errors import DlfsError
 from dlfs.service import client
 from tests.nvmet.volumes import assert_whole, read_epoch
 from tests.support.datasets import random_samples
+from tests.support.descriptors import own_threads
 
 LOADED = client
 SETS = 8
@@ -62,7 +63,7 @@ class Usage:
         """Return the resources of a process."""
         folder = Path("/proc", str(pid))
         resident = int((folder / "statm").read_text().split()[1]) * mmap.PAGESIZE
-        return cls(len(os.listdir(folder / "fd")), len(os.listdir(folder / "task")), resident)
+        return cls(len(os.listdir(folder / "fd")), len(own_threads(pid)), resident)
 
 
 @dataclass(frozen=True)

@@ -28,15 +28,12 @@ import dlfs
 from dlfs.mount.mountpoint import find_mount, is_dead
 from tests.service.killing import read_forever
 from tests.service.serving import SECONDS_MAX, Service, make_samples, make_volume, memory_files
+from tests.support.descriptors import own_threads
 from tests.support.processes import PROCESSES
 from tests.support.waiting import wait_for
 
 ROUNDS = int(os.environ.get("DLFS_KILL_ROUNDS", "20"))
 CLIENTS = 3
-
-
-def threads_of(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/task"))
 
 
 class Field:
@@ -52,7 +49,7 @@ class Field:
         if self.mountpoint is not None:
             self.mountpoint.mkdir()
             self.options += ["--mount", str(self.mountpoint)]
-        self.own_threads = 0  # of a service without clients: its mount may use io_uring, or not
+        self.idle_threads = 0  # of a service without clients: its mount may use io_uring, or not
         self.clients: list[int] = []
         self.reports: list[tuple[int, str]] = []
         self.ears = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -63,7 +60,7 @@ class Field:
 
     def start_service(self) -> None:
         self.service = Service([self.volume], self.path, *self.options).wait_ready()
-        self.own_threads = threads_of(self.service.pid)
+        self.idle_threads = len(own_threads(self.service.pid))
 
     def start_client(self, seed: int) -> None:
         arguments = (self.ears.getsockname(), self.service.uri, seed, self.checks)
@@ -127,7 +124,7 @@ class Field:
 
     def what_there_is(self) -> tuple[list[dict[str, Any]], list[str], int]:
         pid = self.service.pid
-        return self.service.clients(), memory_files(pid), threads_of(pid)
+        return self.service.clients(), memory_files(pid), len(own_threads(pid))
 
     def is_tidy(self) -> bool:
         """Return True if the service has only its living clients, with one or two channels each."""
@@ -136,7 +133,7 @@ class Field:
         return (
             sorted(client["pid"] for client in clients) == sorted(self.clients)
             and len(files) <= 2 + 1 + channels
-            and threads <= self.own_threads + 3 * channels + 40
+            and threads <= self.idle_threads + 3 * channels + 40
         )
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import dlfs
 from dlfs.errors import NotFoundError
 from dlfs.service.client import attach, detach
 from tests.service.serving import Service, add_dataset, make_samples, make_volume
+from tests.support.descriptors import own_threads
 from tests.support.scripts import hear, running
 from tests.support.waiting import wait_for
 
@@ -48,8 +49,7 @@ def do_everything(service: Service, other: str) -> None:
 
 def held(service: Service) -> list[int]:
     """Number of a service's descriptors, and of its threads."""
-    place = Path(f"/proc/{service.pid}")
-    return [len(os.listdir(place / name)) for name in ("fd", "task")]
+    return [len(os.listdir(f"/proc/{service.pid}/fd")), len(own_threads(service.pid))]
 
 
 def test_rounds_of_everything_leave_nothing_behind(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from dlfs.errors import (
     UsageError,
 )
 from tests.spdk.target import Namespace, SpdkTarget
+from tests.support.descriptors import own_threads
 from tests.support.volumes import write_dataset
 from tests.support.waiting import retried
 
@@ -191,7 +192,7 @@ print("ended well")
 
 def test_nothing_is_left_of_a_closed_device(namespace: str) -> None:
     def state() -> tuple[int, int]:
-        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+        return len(os.listdir("/proc/self/fd")), len(own_threads())
 
     spdk_device(namespace).close()
     before = state()

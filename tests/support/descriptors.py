@@ -1,4 +1,4 @@
-"""Descriptors of processes. Those of other threads may be closed at any time."""
+"""Descriptors and threads of processes, which other threads may close or end at any time."""
 
 from __future__ import annotations
 
@@ -19,3 +19,12 @@ def open_names(pid: int | str = "self") -> list[str]:
 def count_below(folder: Path) -> int:
     """Return how many descriptors of this process are of the folder or of something below it."""
     return sum(Path(name).is_relative_to(folder) for name in open_names())
+
+
+def own_threads(pid: int | str = "self") -> list[str]:
+    """Return the names of the threads of a process without io_uring's, which the kernel starts."""
+    names = []
+    for number in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
+            names.append(Path(f"/proc/{pid}/task/{number}/comm").read_text().strip())
+    return [name for name in names if not name.startswith("iou-wrk-")]

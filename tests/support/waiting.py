@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import pytest
+
 from dlfs._native.nvme import NvmeStatus
 from dlfs.block import NvmeTcpDevice
 
@@ -16,11 +18,17 @@ PAUSE_S = 0.005
 T = TypeVar("T")
 
 
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Wait until a condition holds; fail after a time that no machine needs."""
+def wait_for(condition: Callable[[], object], what: str | Callable[[], str]) -> None:
+    """Wait until a condition holds; fail after a time that no machine needs.
+
+    Args:
+        condition: what is waited for.
+        what: its description. A function describes what there is when the time is over.
+    """
     deadline = time.monotonic() + SECONDS_MAX
     while not condition():
-        assert time.monotonic() < deadline, f"waited {SECONDS_MAX} s for {what}"
+        if time.monotonic() >= deadline:
+            pytest.fail(f"waited {SECONDS_MAX} s for {what if isinstance(what, str) else what()}")
         select.select([], [], [], PAUSE_S)
 
 

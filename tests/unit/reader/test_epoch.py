@@ -13,6 +13,7 @@ import pytest
 from dlfs.base.units import KIB, MIB
 from dlfs.errors import ChecksumError, ClosedError, UsageError
 from tests.support.datasets import random_samples
+from tests.support.descriptors import own_threads
 from tests.support.devices import Faults, FaultyNativeDevice
 from tests.support.waiting import wait_for
 from tests.unit.reader.conftest import CHUNK_BYTES, batches_of
@@ -359,7 +360,7 @@ def test_nothing_is_left_behind(bench):
     made = bench(random_samples(400))
 
     def count() -> tuple[int, int]:
-        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+        return len(os.listdir("/proc/self/fd")), len(own_threads())
 
     with made.reader() as reader:
         run(batches_of(reader, 16), made.laid.samples)
