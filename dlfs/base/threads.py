@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from typing import Any, ParamSpec, TypeVar
 
 from dlfs.base.forks import OwnerProcess
@@ -38,11 +39,37 @@ WAIT_S = 0.2
 """Time between two calls of a function that is called during another one, in seconds."""
 
 
+def start_call(call: Callable[[], T], name: str = "dlfs-call") -> Future[T]:
+    """Run a call in a thread of its own, which does not keep the process from ending.
+
+    Args:
+        call: what to run.
+        name: name of the thread.
+
+    Returns:
+        Its result, or what it raises.
+
+    Raises:
+        LimitError: the system refuses a thread.
+    """
+    made: Future[T] = Future()
+    context = copy_context()
+
+    def run() -> None:
+        try:
+            made.set_result(context.run(call))
+        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+            made.set_exception(error)
+
+    start_thread(threading.Thread(target=run, name=name, daemon=True))
+    return made
+
+
 def run_waiting(call: Callable[[], T], tick: Callable[[], object]) -> T:
     """Run a call that takes long outside of Python, and call a function again and again meanwhile.
 
-    What that function raises, and Ctrl-C, ends the wait at once. The call then ends by itself, in a
-    thread that does not keep the process from ending, and its result is dropped.
+    What that function raises, and Ctrl-C, ends the wait at once. The call then ends by itself, and
+    its result is dropped.
 
     Args:
         call: runs in a thread of its own.
@@ -51,17 +78,29 @@ def run_waiting(call: Callable[[], T], tick: Callable[[], object]) -> T:
     Raises:
         LimitError: the system refuses a thread.
     """
-    made: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            made.set_result(call())
-        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
-            made.set_exception(error)
-
-    start_thread(threading.Thread(target=run, name="dlfs-call", daemon=True))
+    made = start_call(call)
     while not wait([made], timeout=WAIT_S).done:
         tick()
+    return made.result()
+
+
+def run_in_time(call: Callable[[], T], seconds: float) -> T:
+    """Run a call that may hang, such as one to a dead file system, with a time limit.
+
+    One that does not return in time keeps its thread, which does not keep the process from ending:
+    the kernel lets a process be killed in a wait for NFS or FUSE.
+
+    Args:
+        call: runs in a thread of its own; what it raises is raised here.
+        seconds: longest time to wait for it.
+
+    Raises:
+        TimeoutError: it has not returned in time.
+        LimitError: the system refuses a thread.
+    """
+    made = start_call(call)
+    if not wait([made], timeout=seconds).done:
+        raise TimeoutError(f"no answer within {seconds:g} s")
     return made.result()
 
 

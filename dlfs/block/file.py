@@ -17,20 +17,19 @@ import grp
 import os
 import pwd
 import stat
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dlfs._native.device import NativeDevice
 from dlfs._native.handle import Descriptor, Handle
 from dlfs.base.arguments import Engine
 from dlfs.base.closing import LiveObjects, LiveValues
 from dlfs.base.deadlines import current_deadline
-from dlfs.base.threads import start_thread
+from dlfs.base.threads import start_call
 from dlfs.block import silence
 from dlfs.block.device import NativeBackedDevice
 from dlfs.block.lock import HolderRecord
@@ -39,8 +38,6 @@ from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError, wri
 
 if TYPE_CHECKING:
     from dlfs.block.device import BlockDevice
-
-T = TypeVar("T")
 
 SIZE_MULTIPLE_BYTES = 4096
 """Sizes of new files are rounded down to a multiple of this, which suits smaller blocks too."""
@@ -165,23 +162,13 @@ def _open_in_time(
         return opening()
     action = f"open {uri}"
     silence.check_answers(uri, action)
-    result: Future[tuple[NativeDevice, _OpenFile]] = Future()
-    thread = threading.Thread(target=_fill, args=[result, opening], name="dlfs-open", daemon=True)
     limit_s = deadline.device_s
-    start_thread(thread).join(limit_s)
-    if thread.is_alive():
+    opened = start_call(opening, "dlfs-open")
+    if not wait([opened], timeout=limit_s).done:
         reopen = partial(FileDevice, path, buffered=buffered)
         silence.note_silence(uri, reopen, waited_s=limit_s)
         raise silence.timeout_error(action, limit_s)
-    return result.result()
-
-
-def _fill(result: Future[T], function: Callable[[], T]) -> None:
-    """Call a function, and keep what it returns or raises."""
-    try:
-        result.set_result(function())
-    except BaseException as error:  # noqa: BLE001  raised by result()
-        result.set_exception(error)
+    return opened.result()
 
 
 class FileDevice(NativeBackedDevice):

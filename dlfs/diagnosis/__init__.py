@@ -7,5 +7,5 @@ devices, the network, the API and the mount of a volume one after the other, nex
 A check is there only for a setting that DLFS depends on, and says what DLFS does without it. A
 check reads below ``Machine.root``, so that a test can plant a misconfiguration; what only the
 running system can answer (a device, a target, a system call) is asked where the root is ``/``.
-Whatever may hang is asked in a thread with a time limit (``in_time``).
+Whatever may hang is asked in a thread with a time limit (``run_in_time``).
 """

@@ -25,13 +25,12 @@ import dlfs
 from dlfs._native.device import Kind, aligned_buffer
 from dlfs._native.raw_reads import RawReads, read_raw
 from dlfs.base.forks import Event
-from dlfs.base.threads import ThreadPool
+from dlfs.base.threads import ThreadPool, run_in_time
 from dlfs.base.units import KIB, MIB, format_bytes
 from dlfs.block import BlockDevice, FileUri, NvmeTcpUri, open_device, parse_uri
 from dlfs.diagnosis.checks.targets import has_direct, measure_path
 from dlfs.diagnosis.consuming import Counters, Run, add_runs, consume
 from dlfs.diagnosis.fio import FileRange, FioResult, find_fio, run_fio
-from dlfs.diagnosis.in_time import in_time
 from dlfs.errors import UsageError
 from dlfs.service.statistics import HIT_SHARE, IDLE_SHARE
 
@@ -141,7 +140,7 @@ def measure(
         if dataset.sample_bytes == 0:
             raise UsageError(f"measure {uri}: expected a dataset with samples, got an empty one")
         report = Report(f"{dataset.name}@{dataset.version}")
-        chosen = dataset.name, dataset.version
+        chosen, sample_bytes = (dataset.name, dataset.version), dataset.sample_bytes
         program = find_fio()
         parts = 5 + (2 if program else 0) + with_mount
         part_s = seconds / parts
@@ -150,7 +149,7 @@ def measure(
             shape = _shape_of(volume, dataset, places)
             rates = _measure_devices(report, places, shape, part_s, program, say)
     _measure_network(report, [place.device.uri for place in places])
-    memory_bytes = max(MEMORY_BYTES_MIN, _bytes_of(uri, chosen) // MEMORY_SHARE)
+    memory_bytes = max(MEMORY_BYTES_MIN, sample_bytes // MEMORY_SHARE)
     with dlfs.open(uri, memory_bytes=memory_bytes) as volume, volume.dataset(*chosen) as dataset:
         say("random batches")
         run = _measure_random(dataset, part_s)
@@ -160,17 +159,17 @@ def measure(
     what = f"batches(), the first epoch in global order, {run.seen.samples:,} samples"
     report.rows.append(_api_row(what, run, rates))
     report.notes.append(f"the API had {format_bytes(memory_bytes)} of memory for samples")
-    share = report.rows[-1].share
-    report.binds = name_limit(run, share, over_network=_over_network(places))
+    report.binds = name_limit(
+        run,
+        report.rows[-1].share,
+        sample_bytes,
+        DEPTH * shape.chunk_bytes * len(places),
+        over_network=_over_network(places),
+    )
     if with_mount:
         say("files of a mount")
         report.rows.append(_measure_mount(uri, chosen, part_s, rates.requests))
     return report
-
-
-def _bytes_of(uri: str, chosen: tuple[str, int]) -> int:
-    with dlfs.open(uri) as volume, volume.dataset(*chosen) as dataset:
-        return dataset.sample_bytes
 
 
 # ---- devices -------------------------------------------------------------------------------------
@@ -274,7 +273,7 @@ def _measure_devices(
         rates[random] = reads
     what = f"a read of {_size(shape.request_bytes)} alone"
     say(f"device: {what}")
-    alone_s = in_time(lambda: _read_alone(places[0], shape, part_s / 2), part_s + ALONE_SECONDS)
+    alone_s = run_in_time(lambda: _read_alone(places[0], shape, part_s / 2), part_s + ALONE_SECONDS)
     report.rows.append(Row("device", what, latency_s=alone_s))
     return DeviceRates(shape.request_bytes, rates[True], shape.chunk_bytes, rates[False])
 
@@ -489,18 +488,27 @@ _BUSY = {
 }
 
 
-def name_limit(run: Run, share: float, *, over_network: bool) -> str:
+def name_limit(
+    run: Run, share: float, sample_bytes: int, in_flight_bytes: int, *, over_network: bool
+) -> str:
     """Return a sentence that names what limits an epoch.
 
     Args:
         run: the epoch.
         share: part of the time for which the devices were busy, from ``busy_share``.
+        sample_bytes: bytes of all samples of the dataset.
+        in_flight_bytes: most bytes of reads in flight to all members at once.
         over_network: True if members are reached over NVMe/TCP.
     """
     seen = run.seen
     device = "network and target" if over_network else "device"
     if seen.samples == 0:
         return "binds: nothing was read in the time"
+    if sample_bytes < in_flight_bytes:
+        return (
+            f"binds: not known: the samples have {format_bytes(sample_bytes)}, and up to "
+            f"{format_bytes(in_flight_bytes)} are read at once; measure a larger dataset"
+        )
     if seen.hit_share > HIT_SHARE:
         return "binds: memory: nearly all samples were there already"
     if share >= BOUND_SHARE:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dlfs._native.clock import KernelClock, read_kernel_clock
 from dlfs.base.forks import cached_property
-from dlfs.diagnosis.in_time import in_time
+from dlfs.base.threads import run_in_time
 
 STAT_SECONDS = 2.0
 """Longest wait for a file system to report its state, in seconds."""
@@ -190,5 +190,5 @@ class Machine:
             TimeoutError: it does not answer.
             OSError: it cannot be asked.
         """
-        found = in_time(lambda: os.statvfs(self.path(folder)), STAT_SECONDS)
+        found = run_in_time(lambda: os.statvfs(self.path(folder)), STAT_SECONDS)
         return (found.f_bavail if self.uid else found.f_bfree) * found.f_frsize

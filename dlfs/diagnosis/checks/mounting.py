@@ -13,9 +13,9 @@ import stat
 from collections.abc import Iterator
 
 from dlfs.base.deadlines import CALL_TIMEOUT_MS
+from dlfs.base.threads import run_in_time
 from dlfs.diagnosis.checks.kernel import uring_refusal
 from dlfs.diagnosis.finding import Finding, Severity, ok, problem
-from dlfs.diagnosis.in_time import in_time
 from dlfs.diagnosis.machine import CAP_SYS_ADMIN, STAT_SECONDS, Machine
 
 DEVICE = "/dev/fuse"
@@ -243,7 +243,7 @@ def check_mounts(machine: Machine) -> Iterator[Finding]:
     points = [mount.point for mount in machine.mounts if mount.kind == FILE_SYSTEM_TYPE]
     for point in points if machine.live else ():
         try:
-            in_time(lambda point=point: os.statvfs(point), STAT_SECONDS)  # type: ignore[misc]
+            run_in_time(lambda point=point: os.statvfs(point), STAT_SECONDS)  # type: ignore[misc]
         except TimeoutError as error:
             yield _dead_mount(point, str(error), f"dlfs umount --lazy {point}")
         except OSError as error:

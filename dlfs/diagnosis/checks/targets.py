@@ -23,6 +23,7 @@ from functools import partial
 
 import dlfs
 from dlfs.base.deadlines import CALL_TIMEOUT_MS
+from dlfs.base.threads import run_in_time
 from dlfs.base.units import KIB, format_bytes
 from dlfs.block import (
     BlockDevice,
@@ -35,7 +36,6 @@ from dlfs.block import (
     split_members,
 )
 from dlfs.diagnosis.finding import Finding, Severity, ok, problem
-from dlfs.diagnosis.in_time import in_time
 from dlfs.diagnosis.machine import Machine
 from dlfs.errors import AuthenticationError, DeviceTimeoutError, DlfsError, UsageError
 from dlfs.fabric.discovery import Discovery, all_at_once, discover
@@ -112,7 +112,7 @@ def _examine_member(uri: str) -> list[Finding]:
         elif isinstance(parsed, NvmeTcpUri):
             found.extend(_examine_namespace(parsed))
         elif isinstance(parsed, FileUri):
-            found.append(in_time(partial(_examine_file, parsed), MEMBER_SECONDS))
+            found.append(run_in_time(partial(_examine_file, parsed), MEMBER_SECONDS))
         else:
             found.append(ok("target", "not examined: this kind is opened by DLFS only", name))
     except TimeoutError as error:
@@ -209,7 +209,7 @@ def _examine_node(uri: NvmeTcpDiscoverUri) -> Iterator[Finding]:
     if found.severity is Severity.ERROR:
         return
     options = replace(uri.options, timeout_ms=COMMAND_MS, connect_ms=COMMAND_MS, reconnect_ms=0)
-    listed = in_time(lambda: discover(replace(uri, options=options)), 2 * MEMBER_SECONDS)
+    listed = run_in_time(lambda: discover(replace(uri, options=options)), 2 * MEMBER_SECONDS)
     yield from _describe_node(listed, str(uri))
     addresses = {(path.host, path.port) for each in listed.subsystems for path in each.paths}
     others = sorted(addresses - {(uri.host, uri.port)})
@@ -259,7 +259,7 @@ def measure_path(host: str, port: int) -> tuple[float, int]:
             (round_trip_us,) = struct.unpack_from("I", info, _RTT)
             return round_trip_us / 1e6, mtu
 
-    return in_time(connect, 2 * CONNECT_SECONDS)
+    return run_in_time(connect, 2 * CONNECT_SECONDS)
 
 
 def _connect(host: str, port: int) -> Finding:
@@ -308,7 +308,7 @@ def _examine_namespace(uri: NvmeTcpUri) -> Iterator[Finding]:
         return
     options = replace(uri.options, timeout_ms=COMMAND_MS, connect_ms=COMMAND_MS, reconnect_ms=0)
     short = replace(uri, options=options)
-    yield from in_time(lambda: _read_namespace(short, str(uri)), MEMBER_SECONDS)
+    yield from run_in_time(lambda: _read_namespace(short, str(uri)), MEMBER_SECONDS)
 
 
 def _read_namespace(uri: NvmeTcpUri, name: str) -> list[Finding]:
@@ -368,7 +368,7 @@ def _check_queues(device: NvmeTcpDevice, name: str) -> list[Finding]:
 def _examine_whole(machine: Machine, uri: str) -> Iterator[Finding]:
     """Open a volume; name the members that it lacks, and directories that do not fit."""
     try:
-        info, largest = in_time(partial(_open_volume, uri), VOLUME_SECONDS)
+        info, largest = run_in_time(partial(_open_volume, uri), VOLUME_SECONDS)
     except (DlfsError, OSError, TimeoutError) as error:
         yield problem(
             "volume",
@@ -419,7 +419,7 @@ def _open_volume(uri: str) -> tuple[dlfs.VolumeInfo, int]:
 def _examine_service(uri: str) -> Iterator[Finding]:
     """Connect to a node service."""
     try:
-        info = in_time(partial(_ask_service, uri), 2 * CONNECT_SECONDS)
+        info = run_in_time(partial(_ask_service, uri), 2 * CONNECT_SECONDS)
     except (DlfsError, OSError, TimeoutError) as error:
         yield problem(
             "service",

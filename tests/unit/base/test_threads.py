@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.base.threads import ThreadPool, start_thread
+from dlfs.base.threads import ThreadPool, run_in_time, run_waiting, start_thread
 from tests.support.forked import run_forked
 
 
@@ -94,3 +94,29 @@ def test_a_writer_names_the_limit(tmp_path: Path, request: pytest.FixtureRequest
         request.getfixturevalue("no_threads")
         with pytest.raises(dlfs.LimitError, match="no more threads"):
             volume.writer("new")
+
+
+def test_a_call_with_a_time_limit_gives_its_result_its_error_or_a_timeout() -> None:
+    goes_on = threading.Event()
+
+    def fail() -> None:
+        raise TimeoutError("its own")
+
+    assert run_in_time(lambda: 7, 60) == 7
+    with pytest.raises(TimeoutError, match="its own"):
+        run_in_time(fail, 60)
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s"):
+        run_in_time(goes_on.wait, 0.01)
+    goes_on.set()
+
+
+def test_a_call_that_is_waited_for_ends_the_wait_by_the_function_called_meanwhile() -> None:
+    goes_on = threading.Event()
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_waiting(goes_on.wait, stop)
+    goes_on.set()
+    assert run_waiting(lambda: 7, stop) == 7

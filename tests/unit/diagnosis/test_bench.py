@@ -112,7 +112,7 @@ def test_what_is_measured(volume: Path) -> None:
     report = measure(str(volume), None, seconds=0.5, say=steps.append)
     assert hashlib.sha256(volume.read_bytes()).digest() == before
     assert report.dataset == "train@1"
-    assert report.binds.startswith("binds: ")
+    assert report.binds.startswith("binds: not known: the samples have ")
     assert [row.step for row in report.rows] == ["device"] * 3 + ["api"] * 2
     at_random, sequential, alone, random, epoch = report.rows
     assert "9 KiB" in at_random.what
@@ -219,18 +219,24 @@ def a_run(**phases: float) -> Run:
     return Run(1.0, 0.5, 4, seen, [], reads=500, read_bytes=10 * MIB)
 
 
+def limit(run: Run, share: float, *, over_network: bool = False) -> str:
+    return name_limit(run, share, 10 * 32 * MIB, 32 * MIB, over_network=over_network)
+
+
 def test_what_binds() -> None:
     waiting, checking = a_run(device=0.9), a_run(checking=0.6, device=0.4)
-    assert name_limit(waiting, 0.9, over_network=False).startswith("binds: device:")
-    assert name_limit(waiting, 0.9, over_network=True).startswith("binds: network and target:")
-    assert name_limit(waiting, 0.4, over_network=False).startswith("binds: latency:")
-    assert "computes checksums" in name_limit(checking, 0.4, over_network=False)
+    assert limit(waiting, 0.9).startswith("binds: device:")
+    assert limit(waiting, 0.9, over_network=True).startswith("binds: network and target:")
+    assert limit(waiting, 0.4).startswith("binds: latency:")
+    assert "computes checksums" in limit(checking, 0.4)
     resting = a_run(rest=0.7, checking=0.3)
-    assert "takes the batches" in name_limit(resting, 0.4, over_network=False)
+    assert "takes the batches" in limit(resting, 0.4)
     cached = replace(waiting, seen=replace(waiting.seen, cache_hits=1000))
-    assert name_limit(cached, 0.0, over_network=False).startswith("binds: memory:")
+    assert limit(cached, 0.0).startswith("binds: memory:")
     nothing = replace(waiting, seen=replace(waiting.seen, samples=0))
-    assert "nothing was read" in name_limit(nothing, 0.0, over_network=False)
+    assert "nothing was read" in limit(nothing, 0.0)
+    small = name_limit(waiting, 0.9, 31 * MIB, 32 * MIB, over_network=False)
+    assert small.startswith("binds: not known: the samples have 31.0 MiB")
 
 
 def test_the_time_for_which_devices_are_busy() -> None:
