@@ -6,6 +6,7 @@ for PyTorch. What such a process receives is pickled, as with ``spawn``.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import multiprocessing
 import os
@@ -97,7 +98,8 @@ class DlfsProcess:
     def send_signal(self, number: int) -> None:
         """Send a signal to the process, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # ended since
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kill the process."""
