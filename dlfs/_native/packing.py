@@ -82,6 +82,18 @@ class Packer:
         )
         check(code, f"order {len(order)} samples")
 
+    def begin_chunk(self, window: Bytes, window_address: int) -> None:
+        """Leave the rest of the present chunk unused, if it has begun; zero it.
+
+        Args:
+            window: as in ``pack``; no sample is incomplete.
+            window_address: address of the window.
+        """
+        unused = -self.address % self._state.chunk_bytes
+        at = self.address - window_address
+        window[at : at + unused] = 0
+        self._state.address += unused
+
     def pack(
         self,
         source: Bytes,

@@ -18,9 +18,10 @@ the draws of one epoch, in their order; the next epoch is another source::
     source = Source(dataset, weights="weight", draws=10_000, seed=7, epoch=0)
 
 Grain pickles a source for its worker processes. Each process opens the dataset for itself and
-shares the sample directory. Grain's checkpoints compare sources by ``repr``, which names the UUID
-of the dataset and the chosen samples. A checkpoint of other samples is therefore refused, whatever
-the path of the volume. Grain itself divides positions between shards and resumes them.
+shares the sample directory. Grain's checkpoints compare sources by ``repr``, which names the
+content digest of the dataset and the chosen samples. A checkpoint of other samples is therefore
+refused, and one of a copy is taken, whatever the path of the volume. Grain itself divides positions
+between shards and resumes them.
 
 This module does not import Grain. Threads: any at once.
 """
@@ -85,8 +86,7 @@ class Source(Generic[T]):
 
     def __repr__(self) -> str:
         dataset = self.dataset
-        version = f" version {dataset.version}" if isinstance(dataset, dlfs.Dataset) else ""
-        return f"Source({dataset.name!r}{version}, {dataset.uuid}{self._selection_text})"
+        return f"Source({dataset.name!r}, {dataset.digests.content}{self._selection_text})"
 
     def __len__(self) -> int:
         return len(self.dataset) if self._order is None else len(self._order)

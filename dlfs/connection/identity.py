@@ -1,15 +1,21 @@
-"""``DatasetIdentity``: which version of which dataset is meant, whatever happens to its volume."""
+"""``DatasetIdentity``: which version of which dataset is meant, whatever happens to its volume.
+
+The UUID identifies a version on its volume: a connection, a service's cache of datasets and memory
+that processes share find it by the UUID, because they need its chunks. A state of an epoch knows a
+version by its digests, which equal copies have as well.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from dlfs.base.wording import quote
 from dlfs.block import BlockDevice
 from dlfs.errors import StaleError, UsageError
 from dlfs.format.catalog import DatasetRecord
+from dlfs.format.digests import Digests
 from dlfs.format.paths import display
 from dlfs.reader import MovedError
 from dlfs.store.members import describe_swapped
@@ -24,11 +30,13 @@ class DatasetIdentity:
     version: int
     volume_uuid: UUID | None = None
     """UUID of the dataset's volume; None if it is unknown and must not be checked."""
+    digests: Digests = field(default_factory=Digests)
+    """Digests of the version, by which states of epochs know it and its copies."""
 
     @classmethod
     def of(cls, record: DatasetRecord, volume_uuid: UUID | None = None) -> DatasetIdentity:
         """Return the identity of a dataset in a catalog."""
-        return cls(record.uuid, display(record.name), record.version, volume_uuid)
+        return cls(record.uuid, display(record.name), record.version, volume_uuid, record.digests)
 
     def stale(self, reason: str = "it was removed") -> StaleError:
         """Return the error for a dataset that no longer exists."""
@@ -43,25 +51,28 @@ class DatasetIdentity:
             "chunks of its volume; open it again"
         )
 
-    def other_checkpoint(self, uuid: str, other: DatasetIdentity | None, uri: str) -> UsageError:
+    def other_checkpoint(self, content: str, other: DatasetIdentity | None, uri: str) -> UsageError:
         """Return the error for a checkpoint of another dataset.
 
         Args:
-            uuid: UUID in the checkpoint.
-            other: the dataset that has it; None if the volume has no such dataset.
+            content: content digest in the checkpoint.
+            other: a dataset that has it; None if the volume has no such dataset.
             uri: URI of the volume.
         """
-        expected = f"expected dataset {quote(self.name)} version {self.version} ({self.uuid})"
+        expected = (
+            f"expected dataset {quote(self.name)} version {self.version} (content digest "
+            f"{self.digests.content})"
+        )
         if other is None:
             return UsageError(
                 f"resume an epoch: this checkpoint is of another version or dataset: {expected}, "
-                f"got {quote(uuid)}, which is not on {uri}"
+                f"got {quote(content)}, which is not on {uri}"
             )
         what = "version" if other.name == self.name else "dataset"
         return UsageError(
             f"resume an epoch: this checkpoint is of another {what}: {expected}, got dataset "
-            f"{quote(other.name)} version {other.version} ({other.uuid}); open that {what} to go "
-            "on from it"
+            f"{quote(other.name)} version {other.version} (content digest {content}); open that "
+            f"{what} to go on from it"
         )
 
     def missing_from(self, devices: Sequence[BlockDevice]) -> StaleError:

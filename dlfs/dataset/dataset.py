@@ -41,6 +41,7 @@ from dlfs.errors import ClosedError, DlfsError, NotFoundError, UsageError
 from dlfs.fields import find_fields, measure_field
 from dlfs.fields.batch_fields import name_types
 from dlfs.format.bad_records import BadReport, read_bad_records
+from dlfs.format.digests import Digests
 from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import PathLike
 from dlfs.reader import Batch, Epoch, follow, pick_fields, read_into, read_pieces
@@ -64,6 +65,7 @@ class Dataset(Closing):
 
     Attributes:
         uuid: UUID of this version.
+        digests: digests of content and packing, which copies on other volumes have as well.
         name: name of the dataset.
         version: version of the dataset.
 
@@ -87,6 +89,7 @@ class Dataset(Closing):
         self._session: DatasetSession | None = None if shared is None else shared.session
         self._inherited: list[DatasetSession] = []
         self.uuid: UUID = identity.uuid
+        self.digests: Digests = identity.digests
         self.name = identity.name
         self.version = identity.version
 
@@ -478,20 +481,20 @@ class Dataset(Closing):
             lambda: self._opened().readers.reader(options.fields),
             options,
             dataset=self.name,
-            dataset_uuid=self.uuid,
+            digests=self.digests,
             sample_count=len(self),
             selection=select(self.directory, self.column, options),
             choose=lambda other: select(self.directory, self.column, other),
             explain_other=self._explain_other,
         )
 
-    def _explain_other(self, uuid: str) -> UsageError:
+    def _explain_other(self, content: str) -> UsageError:
         """Return the error for a checkpoint of another dataset, named if the volume has it."""
         record = None
         with suppress(DlfsError, ValueError), closing(self._connection.open_volume()) as volume:
-            record = volume.catalog.find_uuid(UUID(uuid))
+            record = volume.catalog.find_content(content)
         other = None if record is None else DatasetIdentity.of(record)
-        return self._identity.other_checkpoint(uuid, other, self._connection.uri)
+        return self._identity.other_checkpoint(content, other, self._connection.uri)
 
     def sequence(self, *, epoch: int = 0, **options: Unpack[OrderKeywords]) -> EpochSequence:
         """Return the order of the epoch that ``batches`` reads with the same arguments.

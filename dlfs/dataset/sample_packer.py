@@ -7,7 +7,8 @@ samples may be added in any order of paths.
 
 Layout ``shuffled`` permutes the samples of each stage by the seed, so that neighbours in a chunk
 come from anywhere in that stage. A source that is shuffled already is packed without the buffer.
-Layout ``path`` packs in the order of the calls.
+Layout ``path`` packs in the order of the calls, and so does a copy of a dataset, which also says
+where chunks begin.
 
 Threads: one. Memory: the stage, the windows, and the paths of the samples.
 """
@@ -122,11 +123,18 @@ class SamplePacker:
         source: NDArray[np.uint8],
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
+        begins_chunk: bool | None,
     ) -> None:
-        """Add samples: sample ``i`` is ``source[offsets[i]:offsets[i] + lengths[i]]``."""
-        if not self._shuffles:
+        """Add samples: sample ``i`` is ``source[offsets[i]:offsets[i] + lengths[i]]``.
+
+        ``begins_chunk`` is as in ``DatasetWriter.add_batch``.
+        """
+        if begins_chunk is not None or not self._shuffles:
             self.drain()
-            self._pack(list(paths), source, offsets, lengths, None)
+            if begins_chunk:
+                self._packer.begin_chunk(self.chunks.window, self.chunks.address)
+            is_fixed = begins_chunk is not None
+            self._pack(list(paths), source, offsets, lengths, None, is_fixed=is_fixed)
             return
         first = 0
         while first < len(paths):
@@ -184,9 +192,14 @@ class SamplePacker:
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
         order: NDArray[np.uint64] | None,
+        *,
+        is_fixed: bool = False,
     ) -> None:
-        """Pack samples into windows and start writing the full windows."""
-        if self._fills_chunks:
+        """Pack samples into windows and start writing the full windows.
+
+        If the order is fixed, no sample is moved to fill a chunk.
+        """
+        if self._fills_chunks and not is_fixed:
             order = np.arange(len(paths), dtype=np.uint64) if order is None else order
             self._packer.fill_chunks(lengths, order)
         locations = self._pack_into_windows(len(paths), source, offsets, lengths, order)

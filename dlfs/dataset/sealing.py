@@ -26,8 +26,10 @@ from dlfs.connection.stored_samples import StoredSamples
 from dlfs.directory import FrozenParts, merge_sorted
 from dlfs.directory.builder import explain_refusal
 from dlfs.fields import FIELDS_COLUMN, FieldEncoder
+from dlfs.format.attributes import AttributeHead, decode_head
 from dlfs.format.bad_records import BadReport, bad_records_tags
 from dlfs.format.catalog import AttributeExtent, DatasetRecord
+from dlfs.format.digests import make_digests
 from dlfs.format.geometry import ChunkRun
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.space import TakenRuns, append_run, count_chunks
@@ -74,6 +76,13 @@ class EncodedVersion:
 
     directory: FrozenParts
     attributes: Sequence[NDArray[np.uint8]]
+
+    @property
+    def head(self) -> AttributeHead | None:
+        """The head of the attribute segment; None without one."""
+        if not self.attributes:
+            return None
+        return decode_head(self.attributes[0], "the attributes to write")
 
 
 def attribute_chunks(attributes: Sequence[NDArray[np.uint8]], chunk_bytes: int) -> int:
@@ -228,4 +237,5 @@ def write_version(
         names_bytes=directory.names.nbytes,
         attribute_extent=extent,
         tags=bad_records_tags(bad, transaction.base.superblock.catalog_bytes),
+        digests=make_digests(directory.entries, directory.names, encoded.head),
     )

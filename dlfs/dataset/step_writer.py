@@ -301,12 +301,16 @@ class StepWriter:
         lengths: NDArray[np.int64],
         *,
         attributes: Mapping[str, ArrayLike] | None = None,
+        begins_chunk: bool | None = None,
         cursor: Mapping[str, Any] | None = None,
     ) -> None:
         """Add samples as ``DatasetWriter.add_batch`` does; commit the steps that end in them.
 
+        Where the batches say where chunks begin, a step ends before one that begins a chunk.
         ``cursor`` is the position in the source after them; see ``SampleBlock``.
         """
+        if begins_chunk and self._writer is not None and self._is_full(self._writer):
+            self._commit_step(self._writer)
         columns = {name: as_array(name, values) for name, values in (attributes or {}).items()}
         for name, values in columns.items():
             if values.shape[:1] != (len(paths),):
@@ -317,20 +321,23 @@ class StepWriter:
         first, is_complete = 0, False
         while not is_complete:  # once also without samples, which may have columns
             writer = self._opened()
-            chosen = slice(first, self._end_of_step(writer, lengths, first))
+            is_whole = self._by_batches or begins_chunk is not None
+            end = len(lengths) if is_whole else self._end_of_step(writer, lengths, first)
+            chosen = slice(first, end)
             writer.add_batch(
                 paths[chosen],
                 data,
                 offsets[chosen],
                 lengths[chosen],
                 attributes={name: values[chosen] for name, values in columns.items()},
+                begins_chunk=begins_chunk,
             )
             self.source_count += 0 if self.is_read else chosen.stop - first
             first = chosen.stop
             is_complete = first == len(paths)
             if is_complete:
                 self.note_cursor(cursor)
-            if self._is_full(writer):
+            if begins_chunk is None and self._is_full(writer):
                 self._commit_step(writer)
 
     def note_cursor(self, value: Mapping[str, Any] | None) -> None:
@@ -387,8 +394,6 @@ class StepWriter:
 
     def _end_of_step(self, writer: DatasetWriter, lengths: NDArray[np.int64], first: int) -> int:
         """Return the position after the last sample to add to the present step."""
-        if self._by_batches:
-            return len(lengths)
         ends = writer.new_bytes + np.cumsum(lengths[first:])
         ending = int(np.searchsorted(ends, self._step_bytes))  # the first sample that reaches it
         return min(len(lengths), first + ending + 1, first + STEP_SAMPLES - writer.new_count)

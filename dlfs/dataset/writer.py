@@ -335,6 +335,7 @@ class DatasetWriter:
         lengths: NDArray[np.int64],
         *,
         attributes: Mapping[str, ArrayLike] = _NO_ATTRIBUTES,
+        begins_chunk: bool | None = None,
     ) -> None:
         """Add many samples of bytes at once.
 
@@ -345,6 +346,8 @@ class DatasetWriter:
             lengths: length of each sample in bytes, ``int64[n_samples]``.
             attributes: ``[n_samples]`` values of each column: bool, integers, floats or strings; or
                 ``[n_samples, k]`` for vectors.
+            begins_chunk: None to pack by the layout. Else the samples are packed as they come,
+                behind those before, or, if it is True, from the next chunk on.
 
         Raises:
             UsageError: the arrays differ in length, a sample lies outside ``data``, or attributes
@@ -365,7 +368,7 @@ class DatasetWriter:
             raise ExistsError(f"add the sample {display(known)!r}: it was added already")
         self._note(paths, int(sizes.sum()), attributes)
         with self._aborted_on_error():
-            self._packing.add_batch(paths, source, starts, sizes)
+            self._packing.add_batch(paths, source, starts, sizes, begins_chunk)
 
     def _note(self, paths: Sequence[bytes], sample_bytes: int, attributes: Attributes) -> None:
         """Count samples and record their attributes, in the row order of the directory."""

@@ -335,6 +335,17 @@ class FrozenDirectory(NativeDirectory, Closing):
 
     # ---- memory --------------------------------------------------------------------------------
 
+    def memory(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Return the entries part and the names part, which must not be changed.
+
+        Raises:
+            FormatError: the names are malformed.
+            ClosedError: the directory is closed.
+        """
+        self.load_names()
+        assert self._names is not None
+        return self._entries, self._names
+
     def verify(self) -> None:
         """Check every block of both parts against their checksums, and the rules of their content.
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self, TypedDict
-from uuid import UUID
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -47,6 +46,7 @@ from dlfs.epoch.placement import (
 )
 from dlfs.epoch.ranks import Placement
 from dlfs.errors import UsageError
+from dlfs.format.digests import Digests
 
 Weights = str | ArrayLike | Callable[[int], str | ArrayLike]
 """Weights of samples: a column's name, a number for each, or a function that returns either."""
@@ -66,7 +66,7 @@ Source: ``python -m bench.shuffle``; docs/performance.md, "How well it shuffles"
 WINDOW_CHUNKS_MAX = 1 << 20
 """Largest window of chunk shuffle, in chunks."""
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 """Version of the dictionary that ``EpochState.to_dict`` makes."""
 
 _UINT64_MAX = (1 << 64) - 1
@@ -219,16 +219,17 @@ class EpochOptions:
             window_chunks=state.window_chunks,
         )
 
-    def state(self, dataset: UUID, position: int, selection: str | None) -> EpochState:
+    def state(self, dataset: Digests, position: int, selection: str | None) -> EpochState:
         """Return the state of this epoch.
 
         Args:
-            dataset: UUID of the dataset.
+            dataset: digests of the dataset.
             position: samples of the epoch that all ranks together have taken.
             selection: fingerprint of the chosen samples; None for all samples.
         """
         return EpochState(
-            str(dataset),
+            dataset.content,
+            dataset.packing,
             self.shuffle,
             self.seed,
             self.epoch,
@@ -299,7 +300,8 @@ class EpochState:
     """The position of an epoch: enough to resume it in another process, at another world size.
 
     Attributes:
-        dataset: UUID of the dataset, as text.
+        dataset: content digest of the dataset, in hexadecimal.
+        packing: its packing digest, which matters if the order is that of storage or of chunks.
         shuffle, seed, epoch, window_chunks: order of the epoch, as in ``EpochOptions``.
         position: samples of the epoch that all ranks together have taken.
         version: version of the dictionary form.
@@ -307,6 +309,7 @@ class EpochState:
     """
 
     dataset: str
+    packing: str
     shuffle: Shuffle | None
     seed: int
     epoch: int
@@ -318,11 +321,17 @@ class EpochState:
     def __post_init__(self) -> None:
         action = "resume an epoch"
         _check_text(self.dataset, option="dataset", action=action)
+        _check_text(self.packing, option="packing", action=action)
         if self.selection is not None:
             _check_text(self.selection, option="selection", action=action)
         _check_shuffle(self.shuffle, action)
         ranges = (*_ORDER_RANGES, ("position", 0, _UINT64_MAX))
         _check_integers(self, ranges, action=action)
+
+    @property
+    def follows_packing(self) -> bool:
+        """True if the order of the epoch depends on how the samples are packed."""
+        return self.shuffle != "global" and self.selection is None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a checkpoint (JSON, pickle, ``torch.save``)."""

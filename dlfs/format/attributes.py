@@ -144,6 +144,16 @@ class AttributeHead:
         start, end = self._starts[number : number + 2]
         return self.head_bytes + start, end - start
 
+    def described(self) -> list[tuple[bytes, bytes]]:
+        """Return the name of each column, and what the head says of it: form, name, checksums."""
+        found = []
+        for number, column in enumerate(self.columns):
+            start, end = (at // ATTRIBUTE_BLOCK_BYTES for at in self._starts[number : number + 2])
+            name = column.name.encode()
+            sums = self.checksums[start:end].astype("<u4").tobytes()
+            found.append((name, _encode_form(column, len(name)) + name + sums))
+        return found
+
     def wrong_blocks(self, number: int, memory: Bytes) -> NDArray[np.intp]:
         """Find the blocks of a column whose checksum is wrong, in rising order.
 
@@ -214,11 +224,8 @@ def encode_head(head: AttributeHead) -> Bytes:
         head.segment_bytes, len(raw), len(names), 0,
     )  # fmt: skip
     forms = b"".join(
-        _COLUMN.pack(
-            KINDS.index(c.kind), len(name), c.index_bytes, c.value_count, c.text_bytes
-        )
-        for c, name in zip(head.columns, names, strict=True)
-    )  # fmt: skip
+        _encode_form(column, len(name)) for column, name in zip(head.columns, names, strict=True)
+    )
     remaining = forms + b"".join(names)
     raw[_HEAD.size : _HEAD.size + len(remaining)] = remaining
     table = head.checksums.astype("<u4").tobytes()
@@ -226,6 +233,16 @@ def encode_head(head: AttributeHead) -> Bytes:
     raw[at : at + len(table)] = table
     struct.pack_into("<I", raw, _CRC_END - 4, crc32c(bytes(raw[_CRC_END:])))
     return np.frombuffer(bytes(raw), np.uint8)
+
+
+def _encode_form(column: ColumnForm, name_bytes: int) -> bytes:
+    return _COLUMN.pack(
+        KINDS.index(column.kind),
+        name_bytes,
+        column.index_bytes,
+        column.value_count,
+        column.text_bytes,
+    )
 
 
 def decode_head(data: Bytes, where: str) -> AttributeHead:

@@ -157,6 +157,13 @@ class Catalog:
         found = low + np.flatnonzero(self.table["state"][low:high] != _SEALED)
         return Records(self, found)[0] if len(found) else None
 
+    def find_content(self, digest: str) -> DatasetRecord | None:
+        """Return the record of a dataset with a content digest; None if there is none."""
+        for record in self.datasets:
+            if record.digests.content == digest:
+                return record
+        return None
+
     def has_uuid(self, uuid: UUID) -> bool:
         """Return True if a record, sealed or unfinished, has a UUID."""
         return bool((self.table["uuid"] == uuid.bytes).any())

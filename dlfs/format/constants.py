@@ -6,7 +6,7 @@ from dlfs.base.units import KIB, MIB
 
 VERSION_MAJOR = 1
 VERSION_MINOR = 0
-DRAFT = 5
+DRAFT = 6
 """State of development of the format until the first release; every change of the format adds 1."""
 
 SUPERBLOCK_MAGIC = b"DLFSVOL1"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +18,7 @@ import numpy as np
 from dlfs.base.wording import quote
 from dlfs.errors import LimitError, UsageError
 from dlfs.format.constants import TAGS_BYTES_MAX
+from dlfs.format.digests import Digests
 from dlfs.format.geometry import ChunkRun, split_runs
 
 LAYOUTS = ("path", "shuffled")
@@ -49,9 +50,11 @@ ROW = np.dtype(
         ("name_bytes", "<u2"),
         ("tags_bytes", "<u2"),
         ("journal_bytes", "<u8"),
+        ("content_digest", "V16"),
+        ("packing_digest", "V16"),
     ]
 )
-"""The fixed part of a record, 128 bytes."""
+"""The fixed part of a record, 160 bytes."""
 _NAMES = ROW.names or ()
 _TAG = struct.Struct("<HHI")
 
@@ -103,6 +106,8 @@ class DatasetRecord:
     state: str = "sealed"
     journal_runs: tuple[ChunkRun, ...] = ()
     journal_bytes: int = 0
+    digests: Digests = field(default_factory=Digests)
+    """Digests by which copies are known; zeroes of an unfinished record."""
 
     @property
     def key(self) -> tuple[bytes, int]:
@@ -130,26 +135,27 @@ def encode_row(record: DatasetRecord, tags_bytes: int) -> tuple[bytes | int, ...
         UsageError: a field has no room in the row.
     """
     what = f"encode the dataset {quote(record.name)}"
-    for field, word, known in (
+    for option, word, known in (
         ("layout", record.layout, LAYOUTS),
         ("state", record.state, STATES),
     ):
         if word not in known:
-            raise UsageError(f"{what}: expected {field} {' or '.join(known)}, got {word!r}")
+            raise UsageError(f"{what}: expected {option} {' or '.join(known)}, got {word!r}")
     extent = record.attribute_extent or AttributeExtent(0, 0, 0)
-    row = (
-        record.uuid.bytes, record.version, STATES.index(record.state),
+    numbers = (
+        record.version, STATES.index(record.state),
         LAYOUTS.index(record.layout), record.created_ns, record.sample_count, record.sample_bytes,
         record.seed, record.data_bytes, record.entries_bytes, record.names_bytes, extent.address,
         extent.segment_bytes, extent.head_bytes, len(record.data_runs),
         len(record.directory_runs), len(record.journal_runs), len(record.name), tags_bytes,
         record.journal_bytes,
     )  # fmt: skip
-    for name, value in zip(_NAMES[1:], row[1:], strict=True):
+    for name, value in zip(_NAMES[1:-2], numbers, strict=True):
         bits = 8 * ROW[name].itemsize
         if not 0 <= int(value) < 1 << bits:
             raise UsageError(f"{what}: expected {name} in 0..{(1 << bits) - 1}, got {value!r}")
-    return row
+    digests = record.digests.content, record.digests.packing
+    return (record.uuid.bytes, *numbers, *map(bytes.fromhex, digests))
 
 
 def encode_tags(record: DatasetRecord) -> bytes:
@@ -203,7 +209,7 @@ def decode_record(
     (
         uuid, version, state, layout, created_ns, sample_count, sample_bytes, seed, data_bytes,
         entries_bytes, names_bytes, address, segment_bytes, head_bytes, data_end, directory_count,
-        _, _, _, journal_bytes,
+        _, _, _, journal_bytes, content_digest, packing_digest,
     ) = row  # fmt: skip
     all_runs = tuple([ChunkRun(first, count) for first, count in runs])
     directory_end = data_end + directory_count
@@ -227,4 +233,5 @@ def decode_record(
         state=STATES[state],
         journal_runs=all_runs[directory_end:],
         journal_bytes=journal_bytes,
+        digests=Digests(bytes(content_digest).hex(), bytes(packing_digest).hex()),
     )

@@ -87,9 +87,16 @@ class BlockAdder:
         if isinstance(self._writer, StepWriter) and self._bad.are_allowed:
             self._writer.add_part(*samples, attributes=block.attributes)
         elif isinstance(self._writer, StepWriter):
-            self._writer.add_batch(*samples, attributes=block.attributes, cursor=block.cursor)
+            self._writer.add_batch(
+                *samples,
+                attributes=block.attributes,
+                begins_chunk=block.begins_chunk,
+                cursor=block.cursor,
+            )
         else:
-            self._writer.add_batch(*samples, attributes=block.attributes)
+            self._writer.add_batch(
+                *samples, attributes=block.attributes, begins_chunk=block.begins_chunk
+            )
         return len(block.paths), int(block.lengths.sum())
 
     def _find_new(self, paths: list[bytes]) -> list[bool]:

@@ -73,6 +73,9 @@ class SampleBlock:
         cursor: position in the source after these samples and all before them, in the source's own
             terms, from which ``Source.seek`` can go on: a dictionary of JSON, at most
             ``CURSOR_BYTES_MAX`` long (a longer one is passed over). None if there is none here.
+        begins_chunk: for samples that are packed as they come: True if they begin a chunk of the
+            dataset, False if they follow the block before; see ``DatasetWriter.add_batch``. None:
+            they are packed by the layout, as are parts of a block.
         ends_step: True for a block without samples, behind which a step of the import ends, if it
             has steps: when the source is asked for the next block, all before it are committed.
     """
@@ -84,6 +87,7 @@ class SampleBlock:
     attributes: Mapping[str, Array] = field(default_factory=dict)
     cursor: Mapping[str, Any] | None = None
     ends_step: bool = False
+    begins_chunk: bool | None = None
 
     @classmethod
     def empty(

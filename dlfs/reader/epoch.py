@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol, Self
-from uuid import UUID
 
 from dlfs._native.reader import StreamOptions
 from dlfs.base.arguments import OnError
@@ -33,6 +32,7 @@ from dlfs.epoch.placement import begin_placement, check_same_placement
 from dlfs.epoch.ranks import Placement, process_group
 from dlfs.epoch.selection import Selection
 from dlfs.errors import ClosedError, UsageError
+from dlfs.format.digests import Digests
 from dlfs.reader.batch import Batch
 from dlfs.reader.failures import SampleFailure
 from dlfs.reader.following import MOVES_MAX, MovedError
@@ -84,11 +84,11 @@ class Epoch(Closing, Iterator[Batch]):
         open_reader: returns the reader of this process.
         options: the order, and the part of it that this consumer reads.
         dataset: name of the dataset.
-        dataset_uuid: UUID of the dataset.
+        digests: digests of the dataset.
         sample_count: samples of the dataset, or a function that returns those of an epoch.
         selection: the chosen samples; None for all samples.
         choose: returns the chosen samples of an epoch, where each has weights of its own.
-        explain_other: returns the error for a state of another dataset, given its UUID.
+        explain_other: returns the error for a state of another dataset, given the content digest.
 
     Attributes:
         failure_count: number of samples that were skipped or replaced so far.
@@ -103,7 +103,7 @@ class Epoch(Closing, Iterator[Batch]):
         options: EpochOptions,
         *,
         dataset: str,
-        dataset_uuid: UUID,
+        digests: Digests,
         sample_count: int | Callable[[EpochOptions], int],
         selection: Selection | None = None,
         choose: Callable[[EpochOptions], Selection | None] | None = None,
@@ -112,7 +112,7 @@ class Epoch(Closing, Iterator[Batch]):
         self._open_reader = open_reader
         self._options = options
         self._dataset = dataset
-        self._dataset_uuid = dataset_uuid
+        self._digests = digests
         self._explain_other = explain_other
         self._selection = selection
         self._choose = choose
@@ -255,11 +255,15 @@ class Epoch(Closing, Iterator[Batch]):
             Plain values for a checkpoint. ``resume`` takes them at any world size, number of
             workers and batch size.
         """
-        state = self._options.state(self._dataset_uuid, self._position(), self._fingerprint)
+        state = self._options.state(self._digests, self._position(), self._fingerprint)
         return state.to_dict()
 
     def resume(self, state: dict[str, Any]) -> Self:
-        """Continue at the position of another epoch of the same dataset, in that epoch's order.
+        """Continue at the position of another epoch of the same samples, in that epoch's order.
+
+        The dataset may be a copy, on another volume and under another name: its content digest
+        counts, and in storage order (``shuffle=None``) and with ``shuffle="chunk"`` the packing
+        digest, too.
 
         Args:
             state: the value that ``state`` returned.
@@ -268,11 +272,14 @@ class Epoch(Closing, Iterator[Batch]):
             This epoch.
 
         Raises:
-            UsageError: it is no such state, or of another dataset or selection.
+            UsageError: it is no such state, or of another dataset or selection, or of a copy that
+                is packed otherwise.
         """
         resumed = EpochState.from_dict(state)
-        if resumed.dataset != str(self._dataset_uuid):
+        if resumed.dataset != self._digests.content:
             raise (self._explain_other or self._describe_other)(resumed.dataset)
+        if resumed.follows_packing and resumed.packing != self._digests.packing:
+            raise self._describe_packing(resumed)
         if resumed.selection != self._fingerprint:
             raise UsageError(
                 "resume an epoch: this checkpoint is of an epoch over other samples: expected "
@@ -308,11 +315,20 @@ class Epoch(Closing, Iterator[Batch]):
         count = self._sample_count
         return count if isinstance(count, int) else count(self._options)
 
-    def _describe_other(self, uuid: str) -> UsageError:
-        """Return the error for a state of another dataset, of which only the UUID is known."""
+    def _describe_other(self, content: str) -> UsageError:
+        """Return the error for a state of a dataset of which only the content digest is known."""
         return UsageError(
             "resume an epoch: this checkpoint is of another version or dataset: expected dataset "
-            f"{quote(self._dataset)} ({self._dataset_uuid}), got {uuid}"
+            f"{quote(self._dataset)} (content digest {self._digests.content}), got {content}"
+        )
+
+    def _describe_packing(self, resumed: EpochState) -> UsageError:
+        """Return the error for a state of the same samples that are packed otherwise."""
+        return UsageError(
+            f"resume an epoch: this checkpoint is of a copy of dataset {quote(self._dataset)} with "
+            f"the same samples in another storage order or in other chunks, and shuffle "
+            f"{resumed.shuffle!r} follows these: expected packing digest {self._digests.packing}, "
+            f"got {resumed.packing}"
         )
 
     @property

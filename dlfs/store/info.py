@@ -42,6 +42,9 @@ class DatasetInfo:
         seed: seed of that order.
         attribute_bytes: size of its attribute segment in bytes; 0 without columns.
         bad_count: number of bad records that its imports left out.
+        content_digest: digest of paths, lengths, CRC32Cs and attributes, in hexadecimal: versions
+            on any volumes that have the same one have the same samples.
+        packing_digest: digest of the storage order and of the chunk of each sample, in hexadecimal.
     """
 
     name: str
@@ -55,6 +58,8 @@ class DatasetInfo:
     seed: int
     attribute_bytes: int = 0
     bad_count: int = 0
+    content_digest: str = ""
+    packing_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +212,8 @@ def describe_dataset(record: DatasetRecord, geometry: Geometry) -> DatasetInfo:
         seed=record.seed,
         attribute_bytes=0 if extent is None else extent.segment_bytes,
         bad_count=_count_bad(record),
+        content_digest=record.digests.content,
+        packing_digest=record.digests.packing,
     )
 
 
@@ -255,6 +262,8 @@ def describe_datasets(records: Records, geometry: Geometry) -> list[DatasetInfo]
         table["seed"].tolist(),
         table["attributes_bytes"].tolist(),
         bad,
+        [bytes(digest).hex() for digest in table["content_digest"].tolist()],
+        [bytes(digest).hex() for digest in table["packing_digest"].tolist()],
         strict=True,
     )
     return [DatasetInfo(*each) for each in fields]

@@ -17,7 +17,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any, Unpack
-from uuid import UUID, uuid5
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +29,7 @@ from dlfs.epoch.options import EpochKeywords, EpochOptions, make_options
 from dlfs.epoch.selection import Selection
 from dlfs.errors import UsageError
 from dlfs.reader import Epoch, EpochReader
-from dlfs.views.lists import LastOrder, ListStream, Readable, describe_order, open_reader
+from dlfs.views.lists import LastOrder, ListStream, Readable, digest_order, open_reader
 from dlfs.views.order import hash_numbers
 
 WINDOW_SAMPLES = 1 << 14
@@ -38,8 +37,6 @@ WINDOW_SAMPLES = 1 << 14
 
 SAMPLES_MAX = 1 << 32
 """Most samples of a batch."""
-
-_NAMESPACE = UUID("0f9a2f6e-7a57-5f3f-8c0b-0d2c5c1d9b7a")
 
 
 class LengthPlan:
@@ -193,6 +190,6 @@ def length_batches(
         lambda: _LengthReader(open_reader(dataset, made.fields), plan),
         made,
         dataset=f"{dataset.name}, by length",
-        dataset_uuid=uuid5(_NAMESPACE, f"{describe_order(dataset, made)} {limits}"),
+        digests=digest_order(dataset, made, f"by length {limits}"),
         sample_count=lambda options: len(plan(options)),
     )

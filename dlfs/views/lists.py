@@ -18,6 +18,7 @@ from dlfs.dataset.dataset import Dataset
 from dlfs.epoch.options import EpochOptions
 from dlfs.epoch.selection import Selection
 from dlfs.errors import ClosedError
+from dlfs.format.digests import Digests
 from dlfs.reader import EpochReader
 from dlfs.views.reading import SEGMENT_SAMPLES, Segment, Segments
 from dlfs.views.view import DatasetView
@@ -36,14 +37,19 @@ def open_reader(dataset: Readable, fields: Sequence[str] | None = None) -> Epoch
     return dataset.open_reader(fields)
 
 
-def describe_order(dataset: Readable, options: EpochOptions) -> str:
-    """Check the options of an epoch's order and describe what they choose, for a state's UUID.
+def digest_order(dataset: Readable, options: EpochOptions, description: str) -> Digests:
+    """Check the options of an epoch's order; return digests of what they choose, for states.
+
+    Args:
+        dataset: the dataset or view.
+        options: options of the order.
+        description: what is made of the samples in this order.
 
     Raises:
         UsageError: the options do not fit the dataset.
     """
     state = dataset.start_epoch(options.whole()).state()
-    return f"{dataset.uuid} {state.get('selection')}"
+    return Digests.combine([dataset.digests], f"{state.get('selection')} {description}")
 
 
 T = TypeVar("T")

@@ -40,9 +40,9 @@ class Source:
 
     @property
     def fingerprint(self) -> str:
-        """The UUID of the dataset, and a hash of the chosen samples."""
+        """A hash of the chosen samples."""
         chosen = b"" if self.chosen is None else self.chosen.tobytes()
-        return f"{self.dataset.uuid} {hashlib.blake2b(chosen, digest_size=16).hexdigest()}"
+        return hashlib.blake2b(chosen, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Unpack
-from uuid import UUID, uuid5
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -35,12 +34,10 @@ from dlfs.epoch.selection import Selection
 from dlfs.errors import UsageError
 from dlfs.fields import FieldType
 from dlfs.reader import Epoch, EpochReader, SampleFailure, follow, pick_fields
-from dlfs.views.lists import LastOrder, ListStream, Readable, describe_order, open_reader
+from dlfs.views.lists import LastOrder, ListStream, Readable, digest_order, open_reader
 
 BLOCK_DOCUMENTS = 1 << 12
 """Documents of the order for which one token count is stored."""
-
-_NAMESPACE = UUID("b1a8d4b6-2f04-5d1e-9a0e-7a6b7c4f2e11")
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,13 +341,12 @@ class TokenSequences:
             )
         if options.fields is not None:
             raise UsageError("pack tokens: expected no fields; field= is the one with the tokens")
-        described = f"{describe_order(self.documents.dataset, options)} {self._form}"
-        field = self.documents.field
+        described = f"tokens of field {self.documents.field!r} {self._form}"
         return Epoch(
             self.open_reader,
             options,
             dataset=self.name,
-            dataset_uuid=uuid5(_NAMESPACE, described if field is None else f"{described} {field}"),
+            digests=digest_order(self.documents.dataset, options, described),
             sample_count=lambda other: self.line(other).sequences,
         )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Unpack
-from uuid import UUID, uuid5
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,13 +19,11 @@ from dlfs.directory import check_indices, check_position
 from dlfs.epoch.options import EpochKeywords, EpochOptions, make_options
 from dlfs.epoch.selection import Selection, select
 from dlfs.errors import UsageError
+from dlfs.format.digests import Digests
 from dlfs.reader import Batch, Epoch, follow, pick_fields
 from dlfs.views.order import Division, Interleaving, Succession, ViewOrder
 from dlfs.views.reading import ViewReader
 from dlfs.views.sources import Sources, ViewColumns
-
-_NAMESPACE = UUID("6f0c7d5e-3a55-5b0a-9d43-8c1a2c6c1f6e")
-"""Namespace of the UUIDs of views."""
 
 
 class DatasetView:
@@ -44,7 +41,7 @@ class DatasetView:
 
     Attributes:
         name: name of the view.
-        uuid: UUID made of the datasets, the chosen samples and the weights, for states.
+        digests: digests made of those of the datasets, the chosen samples and the weights.
         epoch_samples: samples of an epoch.
 
     Threads: any at once.
@@ -65,8 +62,9 @@ class DatasetView:
         self.epoch_samples = len(sources) if epoch_samples is None else epoch_samples
         self._seed = seed
         prints = [source.fingerprint for source in sources.sources]
-        described = f"{prints} {self.weights} {self.epoch_samples} {seed}"
-        self.uuid: UUID = uuid5(_NAMESPACE, described)
+        described = f"view {prints} {self.weights} {self.epoch_samples} {seed}"
+        each = [source.dataset.digests for source in sources.sources]
+        self.digests: Digests = Digests.combine(each, described)
 
     def with_sources(self, sources: Sources, name: str, epoch_samples: int) -> DatasetView:
         """Return a mix of other samples with the same weights and seed."""
@@ -264,7 +262,7 @@ class DatasetView:
             lambda: self.open_reader(options.fields),
             options,
             dataset=self.name,
-            dataset_uuid=self.uuid,
+            digests=self.digests,
             sample_count=self.epoch_samples,
             selection=self._select(options),
         )

@@ -26,7 +26,9 @@ from dlfs.connection.segment_loading import load_segment
 from dlfs.connection.unfinished import load_step
 from dlfs.directory import CheckedRanges, FrozenDirectory, checked_ranges
 from dlfs.errors import DeviceError, DlfsError, FormatError, StaleError
+from dlfs.format.attributes import AttributeHead
 from dlfs.format.catalog import DatasetRecord
+from dlfs.format.digests import make_digests
 from dlfs.format.geometry import DataSpace, split_runs
 from dlfs.format.paths import display
 from dlfs.store.chunk_reader import CopyOrder, FailedRead, Window, scan_space
@@ -237,18 +239,23 @@ class _DatasetCheck:
         self._space = DataSpace(generation.geometry, samples_runs)
         self._attributes_space = DataSpace(generation.geometry, attributes_runs)
         self._name = f"dataset {display(record.name)!r} version {record.version}"
+        self._head: AttributeHead | None = None
         self._copy = 0  # number of the copy that is being checked
         self._start = 0  # address of the first chunk to read
 
     def run(self, progress: Callable[[int], None]) -> Iterator[Finding]:
-        yield from self._check_attributes()
+        damaged = [*self._check_attributes()]
+        yield from damaged
         try:
             directory = load_segment(self._generation, self._record, shared=False)
         except (FormatError, DeviceError) as error:
             yield self._directory_finding(error)
             return
         try:
-            yield from self._check_directory(directory)
+            found = [*self._check_directory(directory)]
+            yield from found
+            if not damaged and not found:
+                yield from self._check_digests(directory)
             done = self._record.entries_bytes + self._record.names_bytes
             done += self._attributes_space.size_bytes * self._space.geometry.replicas
             progress(done)
@@ -309,6 +316,17 @@ class _DatasetCheck:
                 f"expected {self._record.sample_bytes} bytes in all samples, got {total}"
             )
 
+    def _check_digests(self, directory: FrozenDirectory) -> Iterator[Finding]:
+        """Compare the digests with those of the segments, which are intact."""
+        got = make_digests(*directory.memory(), self._head)
+        recorded = self._record.digests
+        for what, expected, found in (
+            ("content", recorded.content, got.content),
+            ("packing", recorded.packing, got.packing),
+        ):
+            if expected != found:
+                yield self._directory_finding(f"expected the {what} digest {expected}, got {found}")
+
     def _check_directory_copies(self) -> Iterator[Finding]:
         geometry = self._space.geometry
         if geometry.replicas == 1:
@@ -342,7 +360,9 @@ class _DatasetCheck:
         try:
             correct = read_attributes(generation.sources, geometry, self._record)
             assert correct is not None
-            AttributeTable.over(correct, extent.head_bytes, where=self._name, verify=False).verify()
+            table = AttributeTable.over(correct, extent.head_bytes, where=self._name, verify=False)
+            table.verify()
+            self._head = table.head
         except (FormatError, DeviceError) as error:
             yield self._segment_finding("attributes", space, error)
             return

@@ -1,4 +1,4 @@
-"""deploy/slurm/burst-buffer on three nodes of this machine, without Slurm and SPDK.
+"""deploy/slurm/burst-buffer on nodes of this machine, without Slurm and SPDK.
 
 Each node has an address of its own in 127.0.0.0/8. tests/slurm/test_burst_buffer.py has SPDK's
 target, keys, and a cluster.
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -25,14 +26,15 @@ from tests.support.volumes import write_dataset
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deploy/slurm/burst-buffer"
 NODES = ("n1", "n2", "n3")
+OTHER_NODES = ("n4", "n3")
 SAMPLES = {f"{number:03}": bytes([number]) * (500 + 40 * number) for number in range(200)}
 BATCH = 5
 STEPS = 6
 
 _SCONTROL = """\
 #!/bin/sh
-[ "$2" = hostnames ] && printf 'n3\\nn1\\nn2\\n' && exit
-echo "JobId=$SLURM_JOB_ID NodeList=n[1-3] TresPerNode=gres:burst:8M"
+[ "$2" = hostnames ] && echo "$3" | tr , '\\n' && exit
+echo "JobId=$SLURM_JOB_ID NodeList=$(cat "{folder}/nodes") TresPerNode=gres:burst:8M"
 """
 _CONF = """\
 STORE={folder}/disk-$node_name
@@ -43,11 +45,11 @@ NVMF_TGT='{python} -m tests.deploy.scripted_nvmf_tgt'
 address_of() {{ echo "127.7.$((job % 250)).${{1#n}}"; }}
 """
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 class Cluster:
-    """Three nodes of this machine."""
+    """Nodes of this machine; ``nodes`` are those of the job."""
 
     def __init__(self, folder: Path) -> None:
         pytest.importorskip("spdk.rpc.client", reason="no client (pip install spdk)")
@@ -55,7 +57,8 @@ class Cluster:
         self.job = 1 + os.getpid() % 9999
         programs = folder / "bin"
         programs.mkdir()
-        (programs / "scontrol").write_text(_SCONTROL)
+        (programs / "scontrol").write_text(_SCONTROL.replace("{folder}", str(folder)))
+        self.move(NODES)
         (programs / "squeue").write_text(f"#!/bin/sh\necho {self.job}\n")
         for program in programs.iterdir():
             program.chmod(0o755)
@@ -72,6 +75,11 @@ class Cluster:
             "DLFS_BURST_CONF": str(conf),
             "SLURM_JOB_ID": str(self.job),
         }
+
+    def move(self, nodes: tuple[str, ...]) -> None:
+        """Give the job other nodes."""
+        self.nodes = nodes
+        (self.folder / "nodes").write_text(",".join(reversed(nodes)))
 
     def start(self, verb: str, node: str) -> subprocess.Popen[str]:
         """Start a verb on a node."""
@@ -91,9 +99,26 @@ class Cluster:
         return output
 
     def run_on_all(self, verb: str) -> None:
-        """Run a verb on all nodes at the same time."""
-        with ThreadPoolExecutor(len(NODES)) as pool:
-            list(pool.map(lambda node: self.run(verb, node), NODES))
+        """Run a verb on all nodes of the job at the same time."""
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            list(pool.map(lambda node: self.run(verb, node), self.nodes))
+
+    def stage(self) -> None:
+        """Make the volume and import the dataset, as the script of a job does."""
+        source = self.folder / "source"
+        source.mkdir(exist_ok=True)
+        for name, data in SAMPLES.items():
+            (source / name).write_bytes(data)
+        volume = self.run("format", self.nodes[0]).strip()
+        dlfs_import = ["dlfs", "import", str(source), volume, "--name", "photos"]
+        subprocess.run(dlfs_import, env=self._environment, check=True, capture_output=True)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[list[dlfs.Dataset]]:
+        """Open the dataset on each node of the job."""
+        with ExitStack() as stack:
+            volumes = [stack.enter_context(dlfs.open(self.volume(node))) for node in self.nodes]
+            yield [stack.enter_context(volume["photos"]) for volume in volumes]
 
     def volume(self, node: str) -> str:
         """Return the volume's URI on a node, as the task prolog tells it."""
@@ -116,7 +141,7 @@ class Cluster:
         """Return the files that the nodes have of jobs."""
         return [
             path
-            for node in NODES
+            for node in {*NODES, *OTHER_NODES}
             for kind in ("run", "disk")
             for path in (self.folder / f"{kind}-{node}").glob("*")
         ]
@@ -183,3 +208,35 @@ def test_a_lost_node_costs_no_sample(cluster: Cluster) -> None:
     cluster.run("stop", "n2")
     assert cluster.left() == []
     assert not [pid for pid in targets if Path(f"/proc/{pid}/exe").exists()]
+
+
+def test_a_requeued_job_goes_on_with_what_it_stages_again(cluster: Cluster) -> None:
+    orders: tuple[Literal["global", "chunk"], ...] = ("global", "chunk")
+    cluster.run_on_all("start")
+    cluster.stage()
+    with cluster.opened() as datasets:
+        first = datasets[0].uuid
+        epochs = {
+            shuffle: [
+                dataset.batches(BATCH, seed=1, shuffle=shuffle, rank=rank, world_size=3)
+                for rank, dataset in enumerate(datasets)
+            ]
+            for shuffle in orders
+        }
+        read = {
+            shuffle: [index for epoch in ranks for index in take(epoch, STEPS)]
+            for shuffle, ranks in epochs.items()
+        }
+        states = {shuffle: ranks[0].state() for shuffle, ranks in epochs.items()}
+    cluster.run_on_all("stop")
+    assert cluster.left() == []
+    cluster.move(OTHER_NODES)
+    cluster.run_on_all("start")
+    cluster.stage()
+    with cluster.opened() as datasets:
+        assert [dataset.uuid == first for dataset in datasets] == [False] * len(OTHER_NODES)
+        for shuffle, state in states.items():
+            for rank, dataset in enumerate(datasets):
+                epoch = dataset.batches(BATCH, rank=rank, world_size=2).resume(state)
+                read[shuffle] += take(epoch, len(epoch))
+            assert sorted(read[shuffle]) == list(range(len(SAMPLES)))

@@ -13,6 +13,7 @@ as it survives; the copies on those that are there must be alike.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import struct
 import sys
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 BLOCK = 4096
-DRAFT = 5
+DRAFT = 6
 Runs = list[tuple[int, int]]
 
 
@@ -247,6 +248,8 @@ class Record(NamedTuple):
     journal_runs: Runs
     journal_bytes: int
     tags: dict[int, bytes]
+    content_digest: bytes
+    packing_digest: bytes
 
 
 def decode_tags(raw: bytes) -> dict[int, bytes]:
@@ -272,6 +275,7 @@ def decode_row(raw: bytes, row_at: int, run_at: int, text_at: int) -> tuple[Reco
     attributes = struct.unpack_from("<3Q", raw, row_at + 80)
     counts = struct.unpack_from("<3I", raw, row_at + 104)
     name_bytes, tags_bytes, journal_bytes = struct.unpack_from("<HHQ", raw, row_at + 116)
+    digests = struct.unpack_from("<16s16s", raw, row_at + 128)
     expect(state <= 1 and layout <= 1, "state, layout")
     expect((version == 0) == (state == 1), "version of an unfinished record")
     runs: list[Runs] = []
@@ -285,11 +289,12 @@ def decode_row(raw: bytes, row_at: int, run_at: int, text_at: int) -> tuple[Reco
     expect(name not in (b".", b".."), "name")
     if state == 1:
         expect(not runs[1] and entries == names == 0 and not any(attributes), "unfinished record")
+        expect(not any(b"".join(digests)), "digests of an unfinished record")
     else:
         expect(not runs[2] and journal_bytes == 0, "journal of a sealed record")
     record = Record(
         name, version, state == 0, uuid, samples, total, data, entries, names, attributes, *runs,
-        journal_bytes, decode_tags(raw[tags_at:text_end]),
+        journal_bytes, decode_tags(raw[tags_at:text_end]), *digests,
     )  # fmt: skip
     return record, run_at, text_end
 
@@ -306,14 +311,14 @@ def decode_catalog(volume: Volume) -> list[Record]:
     count, free_count, run_count, text_bytes = struct.unpack_from("<4I", raw, 48)
     expect((magic, header_bytes, size) == (b"DLFSCAT1", 64, len(raw)), "catalog header")
     expect((uuid, generation) == (sb.volume, sb.generation), "catalog of another generation")
-    run_at = 64 + 128 * count
+    run_at = 64 + 160 * count
     free_at = run_at + 16 * run_count
     text_at = free_at + 16 * free_count
     expect(text_at + text_bytes == len(raw), "length of the catalog")
     owned = sb.catalog_runs + runs_at(raw, free_at, free_count)
     records = []
     for number in range(count):
-        record, run_at, text_at = decode_row(raw, 64 + 128 * number, run_at, text_at)
+        record, run_at, text_at = decode_row(raw, 64 + 160 * number, run_at, text_at)
         records.append(record)
     expect((run_at, text_at) == (free_at, len(raw)), "runs and text of the records")
     data: set[int] = set()
@@ -385,6 +390,7 @@ def decode_empty(volume: Volume, record: Record) -> list[bytes]:
 
 def decode_dataset(volume: Volume, record: Record) -> dict[bytes, bytes]:
     segment, data = volume.space(record.directory_runs), volume.space(record.data_runs)
+    check_digests(volume, record)
     return decode_samples(segment, data, record, volume.superblock.chunk_bytes)
 
 
@@ -518,6 +524,56 @@ def decode_columns(segment: bytes, record: Record, head_bytes: int) -> dict[str,
         at, name_at = at + up(length), name_at + form[1]
     expect(at == segment_bytes, "end of the columns")
     return columns
+
+
+# ---- section 4.5 ---------------------------------------------------------------------------------
+
+
+def check_digests(volume: Volume, record: Record) -> None:
+    """Compare the digests of a dataset with those of its samples and columns."""
+    segment, chunk_bytes = volume.space(record.directory_runs), volume.superblock.chunk_bytes
+    names = segment[record.entries_bytes :][: record.names_bytes]
+    count, data_bytes, _, index_bytes = struct.unpack_from("<QQQI", segment, 32)
+    (empty_count,) = struct.unpack_from("<Q", segment, 192)
+    locations, order = struct.unpack_from("<2Q", segment, 112)
+    address, segment_bytes, head_bytes = record.attributes
+    columns = {}
+    if segment_bytes:
+        attributes = volume.space(record.data_runs)[address : address + segment_bytes]
+        columns = described_columns(attributes, count, head_bytes)
+    content = hashlib.blake2b(digest_size=16)
+    content.update(struct.pack("<QQQ", count, empty_count, len(columns)) + names)
+    placed = hashlib.blake2b(digest_size=16)
+    placed.update(struct.pack("<QQQ", count, data_bytes // chunk_bytes, 0))
+    for first in range(0, count, 65536):
+        each = range(first, min(first + 65536, count))
+        starts = [locations + 16 * index for index in each]
+        content.update(b"".join(segment[start : start + 8] for start in starts))
+        content.update(bytes(segment[start + 15] for start in starts))
+        for start in starts:
+            begin = int.from_bytes(segment[start + 8 : start + 15], "little")
+            placed.update(struct.pack("<Q", begin // chunk_bytes))
+    placed.update(segment[order : order + index_bytes * count])
+    for _, described in sorted(columns.items()):
+        content.update(described)
+    expect(content.digest() == record.content_digest, "content digest")
+    expect(placed.digest() == record.packing_digest, "packing digest")
+
+
+def described_columns(segment: bytes, count: int, head_bytes: int) -> dict[bytes, bytes]:
+    """What a head says of each column, by its name: 24 bytes of form, name, checksums."""
+    (column_count,) = struct.unpack_from("<I", segment, 56)
+    forms = [segment[64 + 24 * i :][:24] for i in range(column_count)]
+    name_at = 64 + 24 * column_count
+    sizes = [struct.unpack("<HHIQQ", form) for form in forms]
+    sum_at = -(-(name_at + sum(size[1] for size in sizes)) // 8) * 8
+    found, at = {}, head_bytes
+    for form, size in zip(forms, sizes, strict=True):
+        name = segment[name_at : name_at + size[1]]
+        length = up(decode_column(segment[at:], size, count)[1])
+        found[name] = form + name + segment[sum_at : sum_at + 4 * (length // BLOCK)]
+        at, name_at, sum_at = at + length, name_at + size[1], sum_at + 4 * (length // BLOCK)
+    return found
 
 
 # ---- section 6.4 ---------------------------------------------------------------------------------

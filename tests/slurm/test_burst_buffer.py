@@ -186,6 +186,17 @@ def test_a_node_that_loses_power_ends_neither_job_nor_data(cluster: Cluster) -> 
     cluster.wait_until_clean(lost)
 
 
+def test_a_job_that_is_requeued_stages_again_and_goes_on(cluster: Cluster) -> None:
+    job = cluster.submit("--requeue", "--nodes=2-3")
+    cluster.wait_until_paused()
+    lost = cluster.lab.nodes["n1"]  # the first node, which runs the script of the job
+    lost.crash()
+    cluster.finish(job, lost)
+    first, second = training.attempts(cluster.log)
+    assert (len(first), len(second)) == (3, 2)
+    lost.boot()
+
+
 def test_a_target_that_hangs_is_read_around_and_killed(cluster: Cluster) -> None:
     job = cluster.submit()
     cluster.wait_until_paused()

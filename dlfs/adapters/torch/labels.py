@@ -153,12 +153,12 @@ class DatasetLabels:
 
         Args:
             dataset: one whose samples are all of the versions of datasets of which these labels
-                were made.
+                were made, or an equal copy.
 
         Raises:
             UsageError: it has other samples.
         """
-        if dataset.uuid == self._dataset.uuid:
+        if dataset.digests.content == self._dataset.digests.content:
             return self
         for one in _datasets(dataset, with_empty=False):
             if one.uuid not in self._known:

@@ -106,9 +106,12 @@ def _show_dataset(uri: str, name: str, *, json: bool) -> None:
         return
     print_data(dataset_table(versions))
     _print_columns(versions[-1], columns)
+    shown = f"{show_text(versions[-1].name)}@{versions[-1].version}"
+    print()
+    print_text(f"content digest of {shown}: {versions[-1].content_digest}")
+    print_text(f"packing digest of {shown}: {versions[-1].packing_digest}")
     if bad.count:
         print()
-        shown = f"{show_text(versions[-1].name)}@{versions[-1].version}"
         print_text(f"bad records left out of {shown}: {describe_bad(bad)}")
         print_data(_bad_table(bad, versions[-1].version))
         if len(bad.records) < bad.count:

@@ -114,6 +114,8 @@ def _show_dataset(dataset: Dataset, *, json: bool) -> None:
     fields = {
         "dataset": f"{show_text(info.name)}@{info.version}",
         "uuid": info.uuid,
+        "content": info.content_digest,
+        "packing": info.packing_digest,
         "created": human_date(info.created),
         "samples": human_count(info.sample_count),
         "bytes": f"{info.sample_bytes:,} ({human_size(info.sample_bytes)})",

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
@@ -56,19 +55,19 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def write(uri: str, name: str, count: int = 3) -> None:
-    """Add a version of a dataset."""
+def write(uri: str, name: str, count: int = 3, *, byte: bytes = b"x") -> None:
+    """Add a version of a dataset, all of whose samples consist of one byte."""
     with dlfs.open(uri) as volume, volume.writer(name) as writer:
         for number in range(count):
-            writer.add(f"train/cat/{number:03}.jpg", b"x" * number)
+            writer.add(f"train/cat/{number:03}.jpg", byte * number)
 
 
 @pytest.fixture(scope="module")
 def made(folder: Path) -> Path:
     """The folder with volumes and files of all kinds in it."""
     volume = new_volume(str(folder / "v.img"), size_bytes=16 << 20, label="images")
-    for name in ("photos", "photos", "scans"):
-        write(volume, name)
+    for name, byte in (("photos", b"x"), ("photos", b"y"), ("scans", b"z")):
+        write(volume, name, byte=byte)
     many = new_volume(str(folder / "many.img"), size_bytes=16 << 20)
     for number in range(12):
         write(many, f"part-{number:02}", 1)
@@ -295,8 +294,8 @@ def test_a_checkpoint_of_something_else(made: Path, service: str, snapshot: Any,
         other = volume["scans"].batches(2).state()
         chosen = dataset.batches(2, where=[0]).state()
         states: list[Any] = [
-            *(older, other, {**good, "dataset": str(uuid4())}, {**good, "dataset": "?"}, chosen),
-            *({**good, "version": 2}, {**good, "position": 4}, {**good, "shuffle": "chunks"}),
+            *(older, other, {**good, "dataset": "0" * 32}, {**good, "dataset": "?"}, chosen),
+            *({**good, "version": 9}, {**good, "position": 4}, {**good, "shuffle": "chunks"}),
             *({**good, "more": 1}, {}, 3, None),
         ]
         texts = [error_text(lambda: dataset.batches(2).resume(state)) for state in states]  # noqa: B023

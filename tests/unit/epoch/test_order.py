@@ -145,7 +145,9 @@ def test_positions_outside_are_refused(laid):
             sequence.indices(first, count, stride=stride)
 
 
-STATE = EpochState("a dataset", "global", seed=1, epoch=2, window_chunks=3, position=4)
+STATE = EpochState(
+    "a dataset", "its packing", "global", seed=1, epoch=2, window_chunks=3, position=4
+)
 
 
 def test_a_state_comes_back_from_plain_values():
@@ -178,10 +180,10 @@ def test_numbers_of_a_state_have_ranges(field, low, high):
         [],
         ["version"],
         {},
-        {"version": 1},
+        {"version": 2},
         {**STATE.to_dict(), "more": 1},
         {**STATE.to_dict(), 7: 1},
-        {name: 1 for name in STATE.to_dict() if name != "seed"},
+        {name: 2 for name in STATE.to_dict() if name != "seed"},
     ],
 )
 def test_other_values_are_no_state(values):
@@ -196,7 +198,7 @@ WRONG = [None, True, 1.5, -1, "4", b"x", [1], {"a": 1}, object(), np.arange(2), 
 @pytest.mark.parametrize("value", WRONG, ids=[type(value).__name__ for value in WRONG])
 def test_a_value_of_a_wrong_type_is_named(field, value):
     """Checkpoints are edited by hand, and come from other programs."""
-    text = isinstance(value, str) and field in ("dataset", "selection")
+    text = isinstance(value, str) and field in ("dataset", "packing", "selection")
     if text or (value is None and field in ("shuffle", "selection")):
         return
     with pytest.raises(UsageError, match=rf"resume an epoch: expected .*{field}.* got "):
@@ -205,7 +207,7 @@ def test_a_value_of_a_wrong_type_is_named(field, value):
 
 def test_a_state_takes_numpys_integers():
     numbers = {name: np.int64(getattr(STATE, name)) for name in ("seed", "epoch", "position")}
-    found = EpochState.from_dict({**STATE.to_dict(), **numbers, "version": np.uint8(1)})
+    found = EpochState.from_dict({**STATE.to_dict(), **numbers, "version": np.uint8(2)})
     assert found == STATE
     assert found.to_dict() == STATE.to_dict()
 

@@ -25,8 +25,8 @@ from dlfs.format.superblock import Superblock
 from tests.unit.format.conftest import with_records
 
 WHERE = "disk0 at byte 1048576"
-FIRST, SECOND = 64, 64 + 128  # offsets of the rows
-RUNS = SECOND + 128
+FIRST, SECOND = 64, 64 + 160  # offsets of the rows
+RUNS = SECOND + 160
 TEXT = RUNS + 16 * (3 + 1 + 3)
 
 

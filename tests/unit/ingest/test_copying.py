@@ -181,8 +181,9 @@ def test_a_copy_that_ends_early_goes_on(
             assert not dlfs.diff(original, copied)
             assert copied.bad_records() == original.bad_records().of_version(1)
             assert copied.empty_directories() == [b"empty"]
-            places = [each.directory.addresses().tolist() for each in (copied, expected)]
-            assert places[0] == places[1]
+            places = [each.directory.addresses().tolist() for each in (copied, expected, original)]
+            assert places[0] == places[1] == places[2]
+            assert original.digests == copied.digests == expected.digests
         assert list(other.verify()) == []
 
 

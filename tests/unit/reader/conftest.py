@@ -10,6 +10,7 @@ import pytest
 from dlfs.base.units import KIB, MIB
 from dlfs.block.memory import MemoryDevice
 from dlfs.epoch.options import EpochOptions
+from dlfs.format.digests import Digests
 from dlfs.reader import Epoch, ReaderOptions, SampleReader, Where, make_native_reader
 from tests.support.datasets import LaidDataset, lay_dataset
 
@@ -22,7 +23,7 @@ def batches_of(reader: SampleReader, batch_size: int, **options: Any) -> Epoch:
         lambda: reader,
         EpochOptions(batch_size=batch_size, **options),
         dataset="test",
-        dataset_uuid=reader.directory.dataset_uuid,
+        digests=Digests(),
         sample_count=len(reader.directory),
     )
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dlfs.base.units import KIB
 from dlfs.epoch.options import EpochOptions
 from dlfs.epoch.selection import select
+from dlfs.format.digests import Digests
 from dlfs.reader import SampleReader
 from dlfs.reader.epoch import Epoch
 from tests.support.datasets import random_samples
@@ -41,7 +42,7 @@ def chosen_epoch(reader: SampleReader, number: int, batch: int = BATCH, **option
         lambda: reader,
         chosen,
         dataset="test",
-        dataset_uuid=reader.directory.dataset_uuid,
+        digests=Digests(),
         sample_count=len(reader.directory),
         selection=select(reader.directory, no_column, chosen),
     )

@@ -274,4 +274,4 @@ def test_a_source_for_grain_takes_views(datasets, name) -> None:
         elements = [*source.__getitems__(range(len(source))), source[-1], source[0]]
         assert len(elements) == len(source) + 2
         assert all(path.split("/")[0] == folder for path, folder in elements)
-        assert str(view.uuid) in repr(source)
+        assert view.digests.content in repr(source)

@@ -125,12 +125,13 @@ def test_iterations_side_by_side_are_epochs_of_their_own(samples):
 
 STATE = {
     "dataset": "d",
+    "packing": "p",
     "shuffle": "chunk",
     "seed": (1 << 64) - 1,
     "epoch": 3,
     "window_chunks": 64,
     "position": 70,
-    "version": 1,
+    "version": 2,
 }
 
 

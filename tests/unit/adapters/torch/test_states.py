@@ -13,7 +13,7 @@ from dlfs.adapters.torch.states import plain_state
 
 pytestmark = pytest.mark.torch
 
-PLAIN = EpochState("a dataset", "global", 1, 2, 64, 30).to_dict()
+PLAIN = EpochState("a dataset", "its packing", "global", 1, 2, 64, 30).to_dict()
 WORKER = {"worker": 0, "workers": 2, "step": 10, "next": 40}
 
 
