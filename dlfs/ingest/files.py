@@ -1,9 +1,9 @@
 """Reads the files of one folder as samples, for the formats whose samples are files.
 
 ``FileTable`` lists the files: their names in one byte string, and 48 bytes of numbers for each.
-Before anything is written, several threads stat all files. That gives the sizes for the space
-check, and finds files that cannot be read. Every file is opened relative to the folder's
-descriptor, so a path may have the full length of a sample's path.
+Before anything is written, several threads stat all files, while the source still lists others.
+That gives the sizes for the space check, and finds files that cannot be read. Every file is opened
+relative to the folder's descriptor, so a path may have the full length of a sample's path.
 
 ``FilesSource`` then reads a buffer of files at a time, by several threads in libdlfs. These compare
 each file before and after with the first stat, so that a file which changes is an error. Within a
@@ -17,9 +17,11 @@ import hashlib
 import os
 from abc import abstractmethod
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +32,7 @@ from dlfs._native.handle import Descriptor
 from dlfs._native.library import describe
 from dlfs.base.arguments import Layout
 from dlfs.base.closing import closed_on_error
+from dlfs.base.threads import ThreadPool
 from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.format.journal import Cursor
 from dlfs.ingest.bad_records import current
@@ -128,47 +131,94 @@ class Directories:
             self._opened.popitem()[1].close()
 
 
-class FileTable:
-    """The files of a source, in its order; ``stat`` fills in their sizes."""
+STAT_FILES = 1 << 14
+"""Files that one call stats while the source lists others."""
+STAT_CALLS_MAX = 4
+"""Most of these calls that wait for their turn."""
 
-    def __init__(self) -> None:
+
+class FileTable:
+    """The files of a source, in its order.
+
+    Args:
+        stat: sets lengths, times and codes of the files of a part of the table, as ``stat_files``
+            does, given their paths and the files. It runs in a thread while others are added. None:
+            the caller sets them after ``prepare``.
+
+    Attributes:
+        names: the NUL-terminated paths of all files, ``uint8[n_bytes]``; empty until ``prepare``.
+        files: ``FILE_DTYPE[n_files]``; empty until ``prepare``.
+    """
+
+    def __init__(self, stat: Callable[[Bytes, npt.NDArray[np.void]], int] | None = None) -> None:
         self._text = bytearray()
-        self._positions = array("Q")
+        self._positions = array("Q", [0])  # of each path, and the end of the last one
+        self._stat = stat
+        self._executor = ThreadPool(1, thread_name_prefix="dlfs-stat")
+        self._pending: list[Future[int]] = []
+        self._parts: deque[npt.NDArray[np.void]] = deque()
+        self._next = 0  # the first file that is in no part
         self.names = np.empty(0, np.uint8)
         self.files = np.empty(0, FILE_DTYPE)
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self._positions) - 1
 
     def add(self, path: bytes) -> None:
         """Add a file by its path in the folder, which has no NUL."""
-        self._positions.append(len(self._text))
         self._text += path
         self._text.append(0)
+        self._positions.append(len(self._text))
+        if len(self) - self._next == STAT_FILES and self._stat is not None:
+            self._stat_part(self._stat)
 
     def path(self, index: int) -> bytes:
         """Return the path of a file."""
-        first = self._positions[index]
-        return bytes(self._text[first : self._text.index(0, first)])
+        return bytes(self._text[self._positions[index] : self._positions[index + 1] - 1])
 
-    @property
-    def text(self) -> bytes:
-        """The paths of all files, each with a NUL at its end."""
-        return bytes(self._text)
+    def paths(self, indices: Array) -> list[bytes]:
+        """Return the paths of some files."""
+        positions = np.frombuffer(self._positions, np.uint64)
+        starts, ends = positions[indices].tolist(), positions[indices + 1].tolist()
+        with memoryview(self._text) as text:
+            return [text[a : b - 1].tobytes() for a, b in zip(starts, ends, strict=True)]
 
     def prepare(self) -> None:
         """Make the arrays of all files; no more files can be added."""
         self.names = np.frombuffer(self._text, np.uint8)
         self.files = np.zeros(len(self), FILE_DTYPE)
-        self.files["position"] = np.frombuffer(self._positions, np.uint64)
+        self.files["position"] = np.frombuffer(self._positions, np.uint64)[:-1]
 
-    def stat(self, directory: int, *, follow_links: bool) -> list[int]:
-        """Stat every file; return the indices of those that cannot be read."""
+    def stat(self) -> list[int]:
+        """Prepare the table when all files were stat'ed; return those that cannot be read."""
+        if self._stat is not None:
+            self._stat_part(self._stat)
+        failed = sum(call.result() for call in self._pending)
+        self.close()
         self.prepare()
-        failed = stat_files(
-            directory, self.names, self.files, follow_links=follow_links, threads=THREADS
-        )
+        first = 0
+        while self._parts:
+            part = self._parts.popleft()
+            for field in ("length_bytes", "modified_ns", "code"):
+                self.files[field][first : first + len(part)] = part[field]
+            first += len(part)
         return np.flatnonzero(self.files["code"]).tolist() if failed else []
+
+    def _stat_part(self, stat: Callable[[Bytes, npt.NDArray[np.void]], int]) -> None:
+        """Have a thread stat the files that were added since the last part."""
+        first, start = self._next, self._positions[self._next]
+        self._next = len(self)
+        part = np.zeros(self._next - first, FILE_DTYPE)
+        part["position"] = np.array(self._positions[first:-1], np.uint64) - start
+        names = np.frombuffer(self._text[start:], np.uint8)
+        self._parts.append(part)
+        if len(self._pending) >= STAT_CALLS_MAX:
+            self._pending[-STAT_CALLS_MAX].result()
+        self._pending.append(self._executor.submit(stat, names, part))
+
+    def close(self) -> None:
+        """Wait for the thread; it begins nothing more. Idempotent."""
+        self._executor.shutdown(cancel_futures=True)
 
 
 class FilesSource(Source):
@@ -201,12 +251,12 @@ class FilesSource(Source):
         self._left_out: set[int] = set()
         self._folder = folder
         self._follow_links = follow_links
-        self._table = FileTable()
         self._opened = Descriptor()
         if directory is None:
             self._open_folder()
         else:
             self._opened.fill(os.dup, directory)
+        self._table = self._make_table()
         with closed_on_error(self):
             self._attributes = self._find_files()
             self._stat()
@@ -226,6 +276,11 @@ class FilesSource(Source):
             if error.errno == errno.ENOTDIR:
                 raise UsageError(f"{where}: expected a folder") from error
             raise
+
+    def _make_table(self) -> FileTable:
+        directory, follow_links = self._opened.value, self._follow_links
+        stat = partial(stat_files, directory, follow_links=follow_links, threads=THREADS)
+        return FileTable(stat)
 
     def _choose(self, indices: Uint64Array) -> None:
         """Read only some files of the table."""
@@ -252,7 +307,7 @@ class FilesSource(Source):
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
         """Differs for files of other names, sizes, times of change or attributes, and by format."""
-        found = hashlib.blake2b(self._table.text, digest_size=16)
+        found = hashlib.blake2b(self._table.names.data, digest_size=16)
         found.update(type(self).__name__.encode())
         for field in ("length_bytes", "modified_ns"):
             found.update(self._table.files[field].tobytes())
@@ -266,6 +321,7 @@ class FilesSource(Source):
 
     def close(self) -> None:
         """Close the folder."""
+        self._table.close()
         self._opened.close()
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
@@ -357,10 +413,10 @@ class FilesSource(Source):
 
     def _sample_paths(self, indices: Array) -> list[bytes]:
         """Return the paths of samples by the numbers of their files."""
-        return [self._table.path(index) for index in indices.tolist()]
+        return self._table.paths(indices)
 
     def _stat(self) -> None:
-        for bad in self._table.stat(self._opened.value, follow_links=self._follow_links):
+        for bad in self._table.stat():
             if bad in self._left_out:
                 continue
             path, code = self._table.path(bad), int(self._table.files["code"][bad])

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from dlfs._native.files import read_files
 from dlfs.errors import DeviceError, DlfsError, LockedError
-from dlfs.ingest.files import Directories
+from dlfs.ingest.files import Directories, FileTable
 from dlfs.ingest.formats.folder import FolderSource
 from dlfs.ingest.source import THREADS, LinkPolicy
 from dlfs.staging.area import NO_DIRECTORY
@@ -89,6 +89,9 @@ class StagedSource(FolderSource):
 
     # ---- the files -------------------------------------------------------------------------------
 
+    def _make_table(self) -> FileTable:
+        return FileTable()
+
     def _stat(self) -> None:
         """Look at every file: it is closed for writing, and belongs to the owner."""
         table, states = self._table, array("q")
@@ -141,7 +144,7 @@ class StagedSource(FolderSource):
     def _observed(self) -> tuple[object, ...]:
         """Return all that the walk has found, to be compared."""
         states = self._states.tobytes(), self._walked_states.tobytes()
-        return self._table.text, self._walked, self.empty_directories, states
+        return self._table.names.tobytes(), self._walked, self.empty_directories, states
 
     def _entries(self) -> dict[bytes, tuple[int, ...]]:
         """Return the state of each file and directory by its path."""

@@ -292,9 +292,10 @@ class FoldersSource(FolderSource):
     def _sample_paths(self, indices: npt.NDArray[Any]) -> list[bytes]:
         firsts = np.array([root.first for root in self._roots], np.int64)
         numbers = np.searchsorted(firsts, indices.astype(np.int64), "right") - 1
+        names, cuts = zip(*((root.name, len(root.place)) for root in self._roots), strict=True)
         return [
-            self._path(self._roots[number], index)
-            for number, index in zip(numbers.tolist(), indices.tolist(), strict=True)
+            names[number] + path[cuts[number] :]
+            for number, path in zip(numbers.tolist(), self._table.paths(indices), strict=True)
         ]
 
     def _path(self, root: _Root, index: int) -> bytes:

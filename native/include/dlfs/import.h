@@ -270,7 +270,8 @@ typedef struct dlfs_file {
  * read, gets -ESTALE. The code of each file is set; the bytes of failed files are undefined.
  * Returns the number of files that failed (at most INT_MAX). -EINVAL, with nothing read: a range
  * exceeds the buffer, a path is not NUL-terminated within paths_bytes, or thread_count is out of
- * range. Allocates nothing. Any threads at once, each with its own files and buffer.
+ * range. Each thread has at most 8 files open at a time, fewer if the system allows no more.
+ * Allocates nothing. Any threads at once, each with its own files and buffer.
  */
 DLFS_API int dlfs_files_read(int directory, const char *paths, uint64_t paths_bytes,
                              dlfs_file *files, uint64_t count, void *buffer, uint64_t buffer_bytes,

@@ -2,9 +2,11 @@
  * Reads many small files at once, for imports.
  *
  * A batch is an array of files and their ranges in one buffer, chosen by the caller. The caller's
- * thread and some helper threads take files from the array by a shared counter until none is left.
- * Helpers live for one call. The threads use blocking system calls rather than io_uring, because
- * opening is most of the work and containers may forbid io_uring.
+ * thread and some helper threads take groups of files from the array by a shared counter until none
+ * is left. Helpers live for one call. A thread opens all files of a group, and has the kernel read
+ * ahead in each, before it reads the first: it then waits once for several reads of the disk. The
+ * threads use blocking system calls rather than io_uring, because opening is most of the work and
+ * containers may forbid io_uring.
  */
 #include "dlfs/import.h"
 
@@ -24,20 +26,22 @@
     (UINT64_C(1) << 30) /* Linux transfers at most 2 GiB less one page at once \
                          */
 #define NS_PER_SECOND INT64_C(1000000000)
+#define GROUP_FILES 8u                  /* files that one thread has open at a time */
+#define AHEAD_BYTES (UINT64_C(1) << 18) /* most bytes of a file that are read ahead */
 
 _Static_assert(sizeof(dlfs_file) == 40, "abi.py has the same layout");
 
 typedef struct job job;
 struct job {
-    int (*act)(const job *work, dlfs_file *file);
+    void (*act)(const job *work, dlfs_file *files, uint64_t count); /* sets the codes */
     dlfs_file *files;
     uint64_t count;
+    uint64_t group; /* files of a call of act */
     uint8_t *buffer;
     const char *paths;
     int directory;
     uint32_t flags; /* DLFS_FILES_* */
     atomic_uint_fast64_t next;
-    atomic_uint_fast64_t failed;
 };
 
 /*
@@ -101,24 +105,47 @@ static int open_file(const job *work, const char *path)
     return descriptor < 0 ? -errno : descriptor;
 }
 
-static int read_file(const job *work, dlfs_file *file)
+/* Opens a file and has the kernel read ahead in it. Returns a descriptor or -errno. */
+static int begin_file(const job *work, const dlfs_file *file)
 {
     int descriptor = open_file(work, work->paths + file->position);
     if (descriptor < 0) {
         return descriptor;
     }
     int code = check_unchanged(descriptor, file);
-    if (code == 0) {
-        code = read_range(descriptor, work->buffer + file->buffer_offset, file->length_bytes, 0);
+    if (code != 0) {
+        (void)close(descriptor); /* a descriptor opened for reading loses nothing */
+        return code;
     }
+    uint64_t ahead = file->length_bytes < AHEAD_BYTES ? file->length_bytes : AHEAD_BYTES;
+    if (ahead > 0) {
+        (void)posix_fadvise(descriptor, 0, (off_t)ahead, POSIX_FADV_WILLNEED); /* only advice */
+    }
+    return descriptor;
+}
+
+static int finish_file(const job *work, const dlfs_file *file, int descriptor)
+{
+    int code = read_range(descriptor, work->buffer + file->buffer_offset, file->length_bytes, 0);
     if (code == DLFS_E_TRUNCATED) {
         code = -ESTALE; /* the file shrank between the check and the read */
     }
     if (code == 0) {
         code = check_unchanged(descriptor, file);
     }
-    (void)close(descriptor); /* a descriptor opened for reading loses nothing */
+    (void)close(descriptor);
     return code;
+}
+
+static void read_files(const job *work, dlfs_file *files, uint64_t count)
+{
+    int opened[GROUP_FILES];
+    for (uint64_t i = 0; i < count; i++) {
+        opened[i] = begin_file(work, &files[i]);
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        files[i].code = opened[i] < 0 ? opened[i] : finish_file(work, &files[i], opened[i]);
+    }
 }
 
 static int stat_file(const job *work, dlfs_file *file)
@@ -142,25 +169,33 @@ static int stat_file(const job *work, dlfs_file *file)
     return 0;
 }
 
-static int read_open_file(const job *work, dlfs_file *file)
+static void stat_files(const job *work, dlfs_file *files, uint64_t count)
 {
-    return read_range(file->descriptor, work->buffer + file->buffer_offset, file->length_bytes,
-                      file->position);
+    for (uint64_t i = 0; i < count; i++) {
+        files[i].code = stat_file(work, &files[i]);
+    }
+}
+
+static void read_ranges(const job *work, dlfs_file *ranges, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        dlfs_file *range = &ranges[i];
+        range->code = read_range(range->descriptor, work->buffer + range->buffer_offset,
+                                 range->length_bytes, range->position);
+    }
 }
 
 static void *work_through(void *argument)
 {
     job *work = argument;
     for (;;) {
-        uint64_t i = atomic_fetch_add_explicit(&work->next, 1, memory_order_relaxed);
-        if (i >= work->count) {
+        uint64_t first = atomic_fetch_add_explicit(&work->next, work->group, memory_order_relaxed);
+        if (first >= work->count) {
             return NULL;
         }
-        dlfs_file *file = &work->files[i];
-        file->code = work->act(work, file);
-        if (file->code != 0) {
-            atomic_fetch_add_explicit(&work->failed, 1, memory_order_relaxed);
-        }
+        uint64_t left = work->count - first;
+        uint64_t count = left < work->group ? left : work->group;
+        work->act(work, work->files + first, count);
     }
 }
 
@@ -175,6 +210,8 @@ static int run(job *work, uint32_t thread_count)
     if (work->count == 0) {
         return 0;
     }
+    /* A few files are better read by a thread each. */
+    work->group = work->count / thread_count < GROUP_FILES ? 1 : GROUP_FILES;
     uint32_t wanted = work->count < thread_count ? (uint32_t)work->count : thread_count;
     uint32_t started = 0;
     while (started + 1 < wanted && thread_start(&helpers[started], NULL, work_through, work) == 0) {
@@ -184,7 +221,14 @@ static int run(job *work, uint32_t thread_count)
     for (uint32_t i = 0; i < started; i++) {
         (void)pthread_join(helpers[i], NULL); /* fails only for an invalid handle */
     }
-    uint64_t failed = atomic_load(&work->failed);
+    uint64_t failed = 0;
+    for (uint64_t i = 0; i < work->count; i++) {
+        dlfs_file *file = &work->files[i];
+        if (file->code == -EMFILE || file->code == -ENFILE) {
+            work->act(work, file, 1); /* no other file of this call is open any more */
+        }
+        failed += file->code != 0;
+    }
     return failed > INT_MAX ? INT_MAX : (int)failed;
 }
 
@@ -218,7 +262,7 @@ int dlfs_files_read(int directory, const char *paths, uint64_t paths_bytes, dlfs
                     uint64_t count, void *buffer, uint64_t buffer_bytes, uint32_t flags,
                     uint32_t thread_count)
 {
-    job work = {.act = read_file,
+    job work = {.act = read_files,
                 .files = files,
                 .count = count,
                 .buffer = buffer,
@@ -233,7 +277,7 @@ int dlfs_files_read(int directory, const char *paths, uint64_t paths_bytes, dlfs
 int dlfs_files_stat(int directory, const char *paths, uint64_t paths_bytes, dlfs_file *files,
                     uint64_t count, uint32_t flags, uint32_t thread_count)
 {
-    job work = {.act = stat_file,
+    job work = {.act = stat_files,
                 .files = files,
                 .count = count,
                 .paths = paths,
@@ -245,7 +289,7 @@ int dlfs_files_stat(int directory, const char *paths, uint64_t paths_bytes, dlfs
 int dlfs_ranges_read(dlfs_file *ranges, uint64_t count, void *buffer, uint64_t buffer_bytes,
                      uint32_t thread_count)
 {
-    job work = {.act = read_open_file, .files = ranges, .count = count, .buffer = buffer};
+    job work = {.act = read_ranges, .files = ranges, .count = count, .buffer = buffer};
     if (!places_fit(ranges, count, buffer_bytes)) {
         return -EINVAL;
     }

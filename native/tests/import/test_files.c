@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -147,6 +148,27 @@ static void bad_files_among_good_ones(void)
     scene_destroy(&made);
 }
 
+/* Where the system allows fewer open files than a thread would have open, all are read. */
+static void few_descriptors(void)
+{
+    scene made;
+    scene_create(&made);
+    struct rlimit limit;
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    int next = dup(made.directory);
+    CHECK(next > made.directory);
+    CHECK_EQ(close(next), 0);
+    for (uint32_t allowed = 0; allowed < 3; allowed++) {
+        struct rlimit low = {.rlim_cur = (rlim_t)next + allowed, .rlim_max = limit.rlim_max};
+        CHECK_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+        CHECK_EQ(read_all(&made, 0, 1), allowed == 0 ? COUNT : 0);
+        CHECK_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+        CHECK_EQ(made.files[COUNT - 1].code, allowed == 0 ? -EMFILE : 0);
+        CHECK(allowed == 0 || holds(&made, COUNT - 1, COUNT - 1));
+    }
+    scene_destroy(&made);
+}
+
 static void stat_tells_what_cannot_be_read(void)
 {
     scene made;
@@ -275,6 +297,7 @@ int main(void)
 {
     every_thread_count();
     bad_files_among_good_ones();
+    few_descriptors();
     stat_tells_what_cannot_be_read();
     ranges();
     hostile_calls();

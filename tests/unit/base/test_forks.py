@@ -233,6 +233,7 @@ ALLOWED = {
     ("base/threads.py", "Condition"): "a child does not wait for the pool of its parent",
     ("diagnosis/bench.py", "ThreadPool"): "ends with the call",
     ("fabric/discovery.py", "ThreadPool"): "ends with the call",
+    ("ingest/files.py", "ThreadPool"): "ends when all files are listed",
     ("ingest/source.py", "ThreadPool"): "ends with the call",
     ("ingest/remote/fetching.py", "ThreadPool"): "ends with the import",
     ("ingest/remote/fetching.py", "Condition"): "ends with the import; its lock is a Lock",

@@ -60,6 +60,25 @@ def test_takes_every_file_in_path_order(tmp_path: Path) -> None:
     assert take(tmp_path) == sorted(FILES.items())
 
 
+@pytest.mark.parametrize("part", [1, 7, 63, 64])
+def test_files_are_looked_at_while_others_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    monkeypatch.setattr(files_module, "STAT_FILES", part)
+    files = {b"%d/%03d" % (i % 3, i): b"%d" % i * i for i in range(64)}
+    write_files(tmp_path, files)
+    assert take(tmp_path) == sorted(files.items())
+    stat_files, first = files_module.stat_files, tmp_path / "0/000"
+
+    def remove_and_stat(*arguments: Any, **options: Any) -> int:
+        first.unlink(missing_ok=True)
+        return stat_files(*arguments, **options)
+
+    monkeypatch.setattr(files_module, "stat_files", remove_and_stat)
+    with pytest.raises(DeviceError, match="0/000: No such file"):
+        FolderSource(tmp_path)
+
+
 def test_shuffled_is_another_order_of_the_same_by_the_seed(tmp_path: Path) -> None:
     files = {b"%03d" % i: b"%d" % i for i in range(200)}
     write_files(tmp_path, files)
