@@ -1,7 +1,8 @@
-"""How well an import shuffles a source that it reads class by class, at 16 times its window.
+"""How well an import shuffles a source of one class after the other, at 16 times its window.
 
 The volume is real: samples are added class by class, as from an archive, and packed in one pass or
-in two. Then an epoch of chunk shuffle is measured by the classes of its samples, and by where they
+in two; or they are added in runs of a sixteenth of a chunk, whose order is drawn, as from arrays.
+Then an epoch of chunk shuffle is measured by the classes of its samples, and by where they
 were in the source. No time is measured.
 """
 
@@ -23,6 +24,7 @@ from bench.shuffle.measures import (
     sorted_labels,
 )
 from bench.shuffle.orders import SAMPLE_BYTES, Size
+from dlfs._native.permutation import packing_permutation
 from dlfs.epoch.options import EpochOptions
 from dlfs.epoch.order import Sequence
 
@@ -60,16 +62,27 @@ def packings(folder: Path, size: Size) -> dict[str, Packing]:
     window_bytes = chunks * size.per_chunk * SAMPLE_BYTES // WINDOWS
     return {
         "in windows: one pass": _packed(folder, size, chunks, window_bytes, one_pass=True),
+        "in windows, of runs in a drawn order": _packed(
+            folder, size, chunks, window_bytes, one_pass=True, run=max(1, size.per_chunk // 16)
+        ),
         "in windows, and a second pass": _packed(folder, size, chunks, window_bytes),
         "in one window": _packed(folder, size, chunks, 2 * WINDOWS * window_bytes),
     }
 
 
 def _packed(
-    folder: Path, size: Size, chunks: int, window_bytes: int, *, one_pass: bool = False
+    folder: Path,
+    size: Size,
+    chunks: int,
+    window_bytes: int,
+    *,
+    one_pass: bool = False,
+    run: int | None = None,
 ) -> Packing:
     count, path = chunks * size.per_chunk, folder / "packing.img"
     chunk_bytes = size.per_chunk * SAMPLE_BYTES
+    source = np.arange(count).reshape(-1, run or count)  # numbers of samples as they are added
+    source = source[packing_permutation(len(source), 1).map()].reshape(-1)
     size_bytes = 4 * chunks * chunk_bytes + (16 << 20)
     dlfs.format_volume(path, size_bytes=size_bytes, chunk_bytes=chunk_bytes, block_bytes=4096)
     try:
@@ -78,7 +91,7 @@ def _packed(
             with volume.step_writer(DATASET, {"fingerprint": 1}, **options) as writer:
                 for first in range(0, count, _ADDED):
                     added = min(_ADDED, count - first)
-                    paths = [b"%09d" % number for number in range(first, first + added)]
+                    paths = [b"%09d" % number for number in source[first : first + added].tolist()]
                     lengths = np.full(added, SAMPLE_BYTES)
                     offsets = np.cumsum(lengths) - lengths
                     writer.add_batch(paths, bytes(added * SAMPLE_BYTES), offsets, lengths)

@@ -176,13 +176,14 @@ class BadRecords:
 
     # ---- noting ----------------------------------------------------------------------------------
 
-    def note(self, source: str, record: str, error: DlfsError) -> None:
+    def note(self, source: str, record: str, error: DlfsError, count: int = 1) -> None:
         """Note a bad record, which the caller leaves out.
 
         Args:
             source: path of its file.
             record: its name in the file.
             error: the error that it causes.
+            count: number of records that this name stands for.
 
         Raises:
             TooManyBadError: there are more bad records than allowed.
@@ -196,7 +197,7 @@ class BadRecords:
         kinds = (name for base, name in _KINDS.items() if isinstance(error, base))
         kind = getattr(error.__cause__, "bad_record_kind", None) or next(kinds, "other")
         reason = _reason(source, record, error)
-        self.add(Counter({kind: 1}), [BadRecord(source, record, reason)], error)
+        self.add(Counter({kind: count}), [BadRecord(source, record, reason)], error)
 
     def add(
         self,

@@ -327,7 +327,7 @@ def import_dataset(
     steps = {
         # Samples that are left out have no place in the count by which an import goes on.
         "step_bytes": None if skip_existing else step_bytes,
-        "one_pass": one_pass,
+        "one_pass": one_pass or source.gives_runs,
         "on_second_pass": second_pass_meter(progress),
     }
     with _open_writer(volume, source, name, options, append, steps, command, uuid) as writer:

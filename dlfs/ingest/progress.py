@@ -44,7 +44,7 @@ class Meter:
     """Counts samples as they are done, and calls a callback.
 
     Args:
-        callback: called at the start and by each ``add``; None if no caller wants it.
+        callback: called at the start and by each ``add`` of samples; None if no caller wants it.
         samples_total: number of samples, if it is known.
         bytes_total: size of all samples in bytes, if it is known.
     """
@@ -58,7 +58,7 @@ class Meter:
         self.samples = 0
         self.bytes = 0
         self._sealed = 0
-        self.add(0, 0)
+        self._report()
 
     @property
     def seconds(self) -> float:
@@ -69,7 +69,8 @@ class Meter:
         """Count samples as done."""
         self.samples += samples
         self.bytes += size_bytes
-        self._report()
+        if samples:
+            self._report()
 
     def seal(self, samples: int) -> None:
         """Count samples as in the directory of the new version."""

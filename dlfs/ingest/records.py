@@ -5,36 +5,43 @@ path is ``SHARD/NUMBER``: the shard's file name without its suffix, and the reco
 from 0, with leading zeros to eight digits. So the paths of a shard do not depend on the other
 shards of the import. Two shards of one name are an error.
 
-If a source has an index of its samples, they are read in the order of packing. Other shards are
-streamed: in the given order for layout ``path``, and in an order drawn from the seed for
-``shuffled``. There the dataset writer shuffles them. Records are gathered into blocks
-of at most ``BUFFER_BYTES``, or of one larger record. A thread makes the next block while the
-present one is packed, so that at most three exist.
+If a source has an index of its samples, they are read in the order of packing. A ``PartSource``
+reads runs of neighbouring samples, its parts, in an order drawn from the seed; the dataset writer
+shuffles them within its window. Other shards are streamed: in the given order for layout ``path``,
+and in an order drawn from the seed for ``shuffled``. There the dataset writer shuffles them, too.
+Records are gathered into blocks of at most ``BUFFER_BYTES``, or of one larger record. A thread
+makes the next block while the present one is packed, so that at most three exist.
 
 An import that goes on passes over the samples that it has. With an index it goes on at their number
-in the order of packing; otherwise each format says what it need not read, or gives cursors.
+in the order of packing. A source of parts goes on behind the last parts that made a block, and a
+source of shards behind the last whole shard if ``shards_are_independent``. Otherwise each format
+says what it need not read, or gives cursors.
 """
 
 from __future__ import annotations
 
 import os
-from collections import Counter
+from abc import abstractmethod
+from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import chain, dropwhile, starmap
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dlfs.base.arguments import Layout
+from dlfs.base.closing import Closable
+from dlfs.base.units import KIB
 from dlfs.errors import DeviceError, DlfsError, FormatError, UsageError
 from dlfs.format.journal import Cursor
 from dlfs.ingest.archives.ranges import RangeReader
 from dlfs.ingest.bad_records import BadRecords, RecordError, current
-from dlfs.ingest.order import indexed_blocks, packing_order, position_after
+from dlfs.ingest.order import indexed_blocks, packing_order, position_after, take_block
 from dlfs.ingest.registry import Format, find_format
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
@@ -45,6 +52,7 @@ from dlfs.ingest.source import (
     SampleBlock,
     Uint64Array,
     check_path,
+    check_unchanged,
     clean_path,
     show,
     source_name,
@@ -52,6 +60,13 @@ from dlfs.ingest.source import (
 )
 
 _T = TypeVar("_T")
+_F = TypeVar("_F", bound=Closable)
+
+PART_BYTES = 256 * KIB
+"""Bytes of a part, unless the source stores more together; a window of the writer has 1024."""
+
+OPEN_FILES_MAX = 32
+"""Most files that are open at once; of more, the parts of one file follow each other."""
 
 Value = int | float | bool | str | np.generic
 """Value of one attribute of one sample; numpy's are of reserved columns."""
@@ -79,8 +94,10 @@ class ShardSource(PassingSource):
 
     Attributes:
         index: where the samples lie in the shards; None if they can only be streamed.
-        index_is_exact: False if ``read_indexed`` leaves samples out, counts what it sees, or learns
-            from the first sample. Then an import goes on at a cursor only.
+        is_exact: False if the source leaves samples out, counts what it sees, or learns from the
+            first sample. Then an import with an index goes on at a cursor only.
+        shards_are_independent: True if the samples of a shard depend on that shard alone, and on
+            the first sample of all, so that an import can go on behind any shard.
         first_record: the first record of the first shard that ``read_shard`` has to read, from the
             cursor at which an import goes on; it sets this to 0.
 
@@ -89,7 +106,8 @@ class ShardSource(PassingSource):
     """
 
     index: RangeReader | None = None
-    index_is_exact = True
+    is_exact = True
+    shards_are_independent = False
     first_record = 0
     _first = 0  # position in the order of samples, or of shards without an index
 
@@ -102,7 +120,7 @@ class ShardSource(PassingSource):
 
     def seek(self, count: int, cursor: Cursor | None = None) -> int:
         """Pass over the first samples; with an index, begin at the cursor; see ``Source.seek``."""
-        if self.index is not None and self.index_is_exact:
+        if self.index is not None and self.is_exact:
             self._first = count if cursor is None else position_after(count, cursor)
         elif cursor is None:
             self.to_pass = count
@@ -140,52 +158,67 @@ class ShardSource(PassingSource):
         Raises:
             DlfsError: a shard is damaged, ends early, cannot be read, or changed meanwhile.
         """
-        count = len(self.shards if self.index is None else self.index.sizes)
-        order = packing_order(count, layout=layout, seed=seed)
+        order = self.order(layout, seed)
         return stream_ahead(self._in_order(order), bad=self.bad, cancel=self.cancel)
+
+    def order(self, layout: Layout, seed: int) -> Uint64Array:
+        """Return the order of the samples of the index, or of the shards."""
+        count = len(self.shards if self.index is None else self.index.sizes)
+        return packing_order(count, layout=layout, seed=seed)
 
     def _in_order(self, order: Uint64Array) -> Generator[SampleBlock, None, None]:
         """Yield the blocks of the samples of the index, or of the shards, in an order."""
+        if self._first and not self.is_exact:
+            self._learn(order)
         if self.index is None:
-            for position, number in [*enumerate(order.tolist())][self._first :]:
-                found = self.salvage(number, self.read_shard(number))
-                yield from self.passed(self._with_position(block, position) for block in found)
+            yield from self.passed(self.streamed(order))
             yield from self.passed(self.read_last())
         else:
-            if self._first and not self.index_is_exact:
-                self._learn(order)
             sizes = self.index.sizes
             blocks = indexed_blocks(
                 order, sizes, self.read_indexed, self.buffer_bytes, first=self._first
             )
-            yield from self.passed(map(self._with_position, blocks))
+            yield from self.passed(map(self._with_skipped, blocks))
             self.index.check_unchanged()
 
+    def streamed(self, order: Uint64Array) -> Iterator[SampleBlock]:
+        """Yield the blocks of the shards in an order, from the one at which the import goes on."""
+        for position in range(self._first, len(order)):
+            number = int(order[position])
+            for block in self.salvage(number, self.read_shard(number)):
+                yield self._with_skipped(block, position)
+            if self.shards_are_independent:
+                yield self._with_skipped(SampleBlock.empty({"position": position + 1}))
+
     def _learn(self, order: Uint64Array) -> None:
-        """Read what a source of the index learns from the first sample in an order."""
-        assert self.index is not None
-        skipped, bad = Counter(self.skipped), self.bad
-        self.bad = bad.unreported()
+        """Read what the source learns from the first sample in an order."""
+        skipped, bad, to_pass, first = Counter(self.skipped), self.bad, self.to_pass, self._first
+        self.bad, self.to_pass, self._first = bad.unreported(), 0, 0
+        with closing(self._read_first(order)) as blocks:
+            next((block for block in blocks if block.paths), None)
+        self.restore_skipped(skipped)
+        self.bad, self.to_pass, self._first = bad, to_pass, first
+
+    def _read_first(self, order: Uint64Array) -> Generator[SampleBlock, None, None]:
+        """Yield blocks from the first sample in an order on, of the index one by one."""
+        if self.index is None:
+            yield from self.streamed(order)
+            return
         for position in range(len(order)):
             buffer = np.empty(int(self.index.sizes[order[position]]), np.uint8)
-            first = order[position : position + 1]
-            if self.read_indexed(first, np.zeros(1, np.int64), buffer).paths:
-                break
-        self.skipped, self.bad = skipped, bad
+            yield self.read_indexed(order[position : position + 1], np.zeros(1, np.int64), buffer)
 
-    def _with_position(self, block: SampleBlock, position: int | None = None) -> SampleBlock:
+    def _with_skipped(self, block: SampleBlock, position: int | None = None) -> SampleBlock:
         """Return a block whose cursor has the counts of what was left out up to it.
 
         Args:
             block: a block.
-            position: position of its shard in the order, without an index.
+            position: position of its shard in the order, if its cursor lacks it.
         """
-        if block.cursor is None or (self.index is not None and self.index_is_exact):
+        if block.cursor is None or (self.index is not None and self.is_exact):
             return block
-        cursor = {**block.cursor, "skipped": dict(self.skipped)}
-        return replace(
-            block, cursor=cursor if position is None else cursor | {"position": position}
-        )
+        cursor = {"position": position, **block.cursor, "skipped": dict(self.skipped)}
+        return replace(block, cursor=cursor)
 
     def salvage(self, number: int, items: Iterable[_T]) -> Generator[_T, None, None]:
         """Yield items of a shard up to an error behind which nothing can be found.
@@ -210,6 +243,122 @@ class ShardSource(PassingSource):
     def cancel(self) -> None:
         """End the wait of ``read_shard`` for data; called when not all blocks are taken."""
         return
+
+
+class PartSource(ShardSource, Generic[_F]):
+    """A source whose parts, runs of neighbouring samples, are read in any order.
+
+    Layout ``shuffled`` draws the order of all parts from the seed, or of the files and the parts in
+    them if there are more than ``OPEN_FILES_MAX``. Parts that follow each other in the order and in
+    their group are read at once. Consecutive parts make a block, which ends with a cursor.
+
+    Attributes:
+        states: state of each file, from ``file_state``.
+        parts: ``int64[n, 3]``, from ``find_parts``, once the order is known.
+    """
+
+    states: Sequence[tuple[int, int]]
+
+    @abstractmethod
+    def find_parts(self, size_bytes: int) -> tuple[Int64Array, Uint64Array]:
+        """Divide the source into parts, in path order.
+
+        Args:
+            size_bytes: size that a part should fit, unless more is stored together.
+
+        Returns:
+            ``int64[n, 3]``: number of the group that a part belongs to, its first record there, and
+            the number of its records; ``uint64[n]``: bytes of each part, as far as it is known.
+        """
+
+    @abstractmethod
+    def read_part(self, group: int, first: int, count: int) -> Iterator[SampleBlock]:
+        """Yield the samples of one or more parts of a group, in blocks without gaps.
+
+        Args:
+            group: number of the group.
+            first: number of the first record in it.
+            count: number of records.
+        """
+
+    @abstractmethod
+    def open_file(self, number: int) -> _F:
+        """Open a file."""
+
+    @property
+    def files(self) -> Sequence[int]:
+        """Number of the file of each group; by default each file is one."""
+        return range(len(self.shards))
+
+    def opened(self, number: int) -> _F:
+        """Return a file, opened; close the one that was used longest ago if there are too many."""
+        if number not in self._opened:
+            while len(self._opened) >= OPEN_FILES_MAX:
+                self._opened.popitem(last=False)[1].close()
+            self._opened[number] = self.open_file(number)
+        self._opened.move_to_end(number)
+        return self._opened[number]
+
+    def drop(self, number: int) -> None:
+        """Close a file if it is open; it can be opened again."""
+        if number in self._opened:
+            self._opened.pop(number).close()
+
+    def find_runs(self) -> None:
+        """Find out if the parts are short; to be called when the source is open."""
+        self._opened: OrderedDict[int, _F] = OrderedDict()  # least recently used first
+        parts, sizes = self.find_parts(PART_BYTES)
+        are_short = (sizes <= PART_BYTES) | (parts[:, 2] == 1)
+        if len(self.shards) > OPEN_FILES_MAX:
+            are_short = np.bincount(self._files_of(parts), sizes) <= PART_BYTES
+        self.gives_runs = bool(are_short.all())
+
+    def order(self, layout: Layout, seed: int) -> Uint64Array:
+        """Return the order of the parts."""
+        self.parts, self._sizes = self.find_parts(min(PART_BYTES, self.buffer_bytes))
+        order = packing_order(len(self.parts), layout=layout, seed=seed)
+        if len(self.shards) > OPEN_FILES_MAX:
+            places = packing_order(len(self.shards), layout=layout, seed=seed)
+            order = order[np.argsort(places[self._files_of(self.parts[order])], kind="stable")]
+        return order
+
+    def streamed(self, order: Uint64Array) -> Iterator[SampleBlock]:
+        """Yield the blocks of the parts in an order; see ``ShardSource``."""
+        position = self._first
+        try:
+            while position < len(order):
+                chosen, _ = take_block(order, self._sizes, position, self.buffer_bytes)
+                position += len(chosen)
+                parts = dropwhile(self._is_passed, self.parts[chosen].tolist())
+                blocks = chain.from_iterable(starmap(self.read_part, _join_parts(parts)))
+                yield from join_blocks(self.passed(blocks), self.buffer_bytes)
+                yield self._with_skipped(SampleBlock.empty({"position": position}))
+        finally:
+            for number in list(self._opened):
+                self.drop(number)
+        for number in sorted(set(self.files)):
+            path = self.shards[number]
+            check_unchanged(f"import {path}", path, self.states[number])
+
+    def _files_of(self, parts: Int64Array) -> Int64Array:
+        return np.array(self.files, np.int64)[parts[:, 0]]
+
+    def _is_passed(self, part: Sequence[int]) -> bool:
+        return self.is_exact and self.passes(part[2])
+
+
+def _join_parts(parts: Iterable[Sequence[int]]) -> Iterator[tuple[int, int, int]]:
+    """Yield parts, as one where they follow each other in their group."""
+    last: tuple[int, int, int] | None = None
+    for group, first, count in parts:
+        if last is not None and last[0] == group and sum(last[1:]) == first:
+            last = group, last[1], last[2] + count
+            continue
+        if last is not None:
+            yield last
+        last = group, first, count
+    if last is not None:
+        yield last
 
 
 def end_with_cursor(

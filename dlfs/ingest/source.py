@@ -174,6 +174,10 @@ class Source(Protocol):
     on behind the end of a block gets the blocks that follow it in one that was not interrupted. If
     it is False, the dataset writer shuffles the samples.
     """
+    gives_runs: bool = False
+    """True if layout ``shuffled`` gives short runs of neighbouring samples in a true shuffle of all
+    runs. Then a window in which the dataset writer shuffles has samples from everywhere, and the
+    import needs no second pass."""
     skipped: Mapping[str, int] = {}
     """Number of entries left out, by reason; complete once all blocks were taken."""
     left_out: int = 0
@@ -300,7 +304,7 @@ class WrappedSource(Source):
         """Take the attributes of the other source, which it changes as it is read."""
         source = self._source
         self.sample_count, self.sample_bytes = source.sample_count, source.sample_bytes
-        self.gives_shuffled = source.gives_shuffled
+        self.gives_shuffled, self.gives_runs = source.gives_shuffled, source.gives_runs
         self.skipped: Counter[str] = Counter(source.skipped)
         self.empty_directories = source.empty_directories
 

@@ -16,7 +16,7 @@ in names of readable text from DOS and Windows, where no file name has one, sepa
 
 Memory: about 0.5 KB for each member. Members are decompressed in pieces.
 
-Threads: one at a time.
+Threads: one at a time, but any number call ``read_into``.
 """
 
 from __future__ import annotations

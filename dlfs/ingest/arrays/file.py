@@ -74,6 +74,8 @@ class ArrayInfo:
     """Reason why the array cannot be read; empty if it can."""
     packing: str = ""
     """Attributes that say how numbers are packed, which are not applied; see ``packing_of``."""
+    in_order: bool = False
+    """True if reading rows before others that were read, or a few of them, takes long."""
 
     @property
     def count(self) -> int:

@@ -19,14 +19,16 @@ record their type and shape; they are empty for structures, which one type canno
 Other arrays may give attributes: an array with a value for each row, or one with a single value for
 all samples. A whole array or a group takes an array with a single value.
 
-All files are opened once to plan the import, so that most errors are found beforehand. Then each
-array is read from its first row to its last, in windows that end where its chunks end. So each
-chunk is decompressed once. ``shuffled`` draws the order of the arrays from the seed; the dataset
-writer shuffles their samples.
+All files are opened once to plan the import, so that most errors are found beforehand. Then the
+rows are read in windows that end where chunks end. So each chunk is decompressed once. Layout
+``path`` has them in their order. Layout ``shuffled`` draws the order of all windows from the seed,
+each of ``PART_BYTES`` or of one row of chunks; the dataset writer shuffles their samples. Members
+of NPZ archives are read from their first row to their last, and so are NPY files in Fortran order.
 
 Memory: three blocks of a buffer's size, or two of ``WINDOW_BYTES_MAX`` for chunks that exceed it. A
 row of chunks larger than that is decompressed again for each window. A larger sample takes memory
-of its own.
+of its own. Arrays that are read in parts of their chunks, such as labels, are in memory as far as
+``WHOLE_BYTES_MAX`` hold them.
 """
 
 from __future__ import annotations
@@ -36,17 +38,15 @@ import io
 import math
 import posixpath
 import zipfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import dropwhile, groupby
-from operator import attrgetter
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 
-from dlfs.base.arguments import Layout
 from dlfs.base.extras import load_package
 from dlfs.base.units import GIB, MIB
 from dlfs.errors import DeviceError, FormatError, LimitError
@@ -60,30 +60,29 @@ from dlfs.ingest.bad_records import (
     BadRecords,
     Name,
     RecordError,
-    current,
     opening,
 )
 from dlfs.ingest.fields import FieldRecords
 from dlfs.ingest.isolation.confines import allow_memory
-from dlfs.ingest.order import packing_order
-from dlfs.ingest.records import join_blocks, make_block
+from dlfs.ingest.records import PART_BYTES, PartSource, make_block
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
     Array,
     Bytes,
-    PassingSource,
+    Int64Array,
     SampleBlock,
+    Uint64Array,
     array_attributes,
-    check_unchanged,
     show,
-    source_name,
-    stream_ahead,
 )
 
 WINDOW_BYTES_MAX = 256 * MIB
 """Most bytes of one read from an array whose chunks exceed a buffer."""
 
 WINDOW_ROWS_MAX = 1 << 20
+
+WHOLE_BYTES_MAX = 64 * MIB
+"""Most bytes of arrays that are in memory because parts of their chunks are read."""
 
 RAGGED_ROWS = 64
 """Number of rows of any length that are read at once."""
@@ -95,7 +94,7 @@ GROUP_BYTES_MAX = 2 * GIB
 """Most bytes of a group as one sample: larger NPZ archives have other headers."""
 
 
-class ArraySource(PassingSource):
+class ArraySource(PartSource[ArrayFile]):
     """The samples of the arrays in some files of one format.
 
     Args:
@@ -111,12 +110,10 @@ class ArraySource(PassingSource):
     """
 
     def __init__(self, paths: Sequence[str], opener: Opener, options: ArrayOptions) -> None:
-        self._paths = list(paths)
+        super().__init__(paths, noun="a file of arrays")
         self._opener = opener
-        self.name = source_name(self._paths)
-        self.bad = current()
-        plan = Plan(self._paths, options, self.bad)
-        for index, path in enumerate(self._paths):
+        plan = Plan(self.shards, options, self.bad)
+        for index, path in enumerate(self.shards):
             try:
                 with reading(path):
                     file = opener(path)
@@ -130,7 +127,7 @@ class ArraySource(PassingSource):
                 plan.add(index, file)
         self._units, self._column_types = plan.finish()
         self._maker = FieldRecords(known=plan.field_types)
-        self._states = plan.states
+        self.states = plan.states
         self.skipped = plan.skipped
         self.sample_count = sum(unit.count for unit in self._units)
         self._makes_archives = options.samples == "groups" and not plan.field_types
@@ -138,56 +135,56 @@ class ArraySource(PassingSource):
             self.sample_bytes = _fields_bytes(self._units, plan.field_types)
         elif self._makes_archives:
             self.sample_bytes = sum(
-                _group_bytes(self._paths[unit.file], unit) for unit in self._units
+                _group_bytes(self.shards[unit.file], unit) for unit in self._units
             )
         elif all(unit.members[0].kind == "fixed" for unit in self._units):
             self.sample_bytes = sum(unit.members[0].size_bytes for unit in self._units)
         allow_memory(_COPIES * max(map(_sample_bytes, self._units)))
+        self._whole = _WholeArrays()
+        self.find_runs()
 
-    def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
-        """Read every sample once; see ``Source.blocks``.
+    def find_parts(self, size_bytes: int) -> tuple[Int64Array, Uint64Array]:
+        """Divide the units into windows, or samples; see ``PartSource``."""
+        parts: list[Int64Array] = []
+        for number, unit in enumerate(self._units):
+            starts = _unit_starts(unit, size_bytes, 0, unit.count)
+            if any(array.in_order for array in unit.members):
+                starts = starts[:1]
+            ends = np.append(starts, unit.count)[1:]
+            parts.append(np.stack([np.full(len(starts), number), starts, ends - starts], axis=1))
+        found = np.concatenate(parts)
+        row_bytes = np.array([_row_bytes(unit) for unit in self._units], np.uint64)
+        return found, found[:, 2].astype(np.uint64) * row_bytes[found[:, 0]]
 
-        Raises:
-            FormatError: a file is damaged.
-            DeviceError: a file cannot be read, or changed meanwhile.
-        """
-        with closing(self._all_windows(self._order(layout, seed))) as found:
-            yield from stream_ahead(join_blocks(found, self.buffer_bytes), bad=self.bad)
+    @property
+    def files(self) -> Sequence[int]:
+        """Number of the file of each unit."""
+        return [unit.file for unit in self._units]
 
-    def _order(self, layout: Layout, seed: int) -> list[Unit]:
-        """Return the units file by file, in path order or in an order drawn from the seed."""
-        units = packing_order(len(self._units), layout=layout, seed=seed).tolist()
-        chosen = [self._units[index] for index in units]
-        if layout == "shuffled":
-            places = packing_order(len(self._paths), layout=layout, seed=seed).tolist()
-            chosen.sort(key=lambda unit: places[unit.file])
-        return chosen
+    def read_part(self, group: int, first: int, count: int) -> Iterator[SampleBlock]:
+        """Yield some samples of a unit; see ``PartSource``."""
+        unit = self._units[group]
+        file, types, size_bytes = self.opened(unit.file), self._column_types, self.buffer_bytes
+        reader = _UnitReader(
+            self.shards[unit.file],
+            file,
+            unit,
+            types,
+            size_bytes,
+            self._whole,
+            self.passes,
+            self.bad,
+        )
+        reader.check()
+        if unit.fields:
+            return reader.fields(self._maker, first, count)
+        return reader.groups() if self._makes_archives else reader.windows(first, count)
 
-    def _all_windows(self, units: Sequence[Unit]) -> Generator[SampleBlock, None, None]:
-        """Yield the windows of all units; a file stays open while units of it follow each other."""
-        for index, units_of_file in groupby(units, attrgetter("file")):
-            path = self._paths[index]
-            wanted = [*dropwhile(lambda unit: self.passes(unit.count), units_of_file)]
-            if wanted:
-                yield from self._windows_of(index, wanted)
-            check_unchanged(f"import {path}", path, self._states[index])
-
-    def _windows_of(self, index: int, units: Sequence[Unit]) -> Iterator[SampleBlock]:
-        """Yield the windows of units of one file."""
-        path = self._paths[index]
+    def open_file(self, number: int) -> ArrayFile:
+        """Open a file; see ``PartSource``."""
+        path = self.shards[number]
         with reading(path), opening(self.bad.unreported()):
-            file = self._opener(path)
-        with closing(file):
-            for unit in units:
-                reader = _UnitReader(
-                    path, file, unit, self._column_types, self.buffer_bytes, self.passes, self.bad
-                )
-                reader.check()
-                if unit.fields:
-                    yield from self.passed(reader.fields(self._maker))
-                else:
-                    found = reader.groups() if self._makes_archives else reader.windows()
-                    yield from self.passed(found)
+            return self._opener(path)
 
 
 class FileOptions(ArrayOptions):
@@ -219,6 +216,7 @@ class _UnitReader:
     _unit: Unit
     _column_types: Mapping[str, np.dtype[Any]]
     _buffer_bytes: int
+    _whole: _WholeArrays
     _passes: Callable[[int], bool]
     """Returns True if a window of so many samples is to be left out."""
     _bad: BadRecords
@@ -233,17 +231,16 @@ class _UnitReader:
                     errno.ESTALE,
                 )
 
-    def windows(self) -> Iterator[SampleBlock]:
-        """Yield the windows of an array."""
+    def windows(self, first: int, count: int) -> Iterator[SampleBlock]:
+        """Yield some rows of an array in windows, or the array as the only sample."""
         array = self._unit.members[0]
         if not self._unit.rows:
             yield from self._parts(0, 1, lambda *_: self._fixed(array, 0, array.count))
             return
         make = partial(self._fixed if array.kind == "fixed" else self._ragged, array)
-        for first, count in windows(array, self._buffer_bytes):
-            if self._passes(count):
-                continue
-            yield from self._parts(first, count, make)
+        for start, size in windows(array, self._buffer_bytes, first, count):
+            if not self._passes(size):
+                yield from self._parts(start, size, make)
 
     def _parts(
         self, first: int, count: int, make: Callable[[int, int], SampleBlock]
@@ -276,14 +273,13 @@ class _UnitReader:
                     entry.write(values.reshape(-1).view(np.uint8).data)
         return self._block(0, np.frombuffer(out.getbuffer(), np.uint8), [out.tell()], {})
 
-    def fields(self, maker: FieldRecords) -> Iterator[SampleBlock]:
-        """Yield the windows of samples whose fields are rows, or whole arrays."""
-        unit = self._unit
-        parts = _field_windows(unit.members, self._buffer_bytes) if unit.rows else [(0, 1)]
-        for first, count in parts:
-            if self._passes(count):
-                continue
-            yield from self._parts(first, count, partial(self._field_block, maker))
+    def fields(self, maker: FieldRecords, first: int, count: int) -> Iterator[SampleBlock]:
+        """Yield windows of samples whose fields are rows, or whole arrays."""
+        make = partial(self._field_block, maker)
+        starts = _unit_starts(self._unit, self._buffer_bytes, first, first + count).tolist()
+        for start, end in pairwise([*starts, first + count]):
+            if not self._passes(end - start):
+                yield from self._parts(start, end - start, make)
 
     def _field_block(self, maker: FieldRecords, first: int, count: int) -> SampleBlock:
         """Return a window of samples with fields."""
@@ -348,6 +344,10 @@ class _UnitReader:
         return SampleBlock(paths, data, np.cumsum(sizes) - sizes, sizes, columns)
 
     def _read(self, array: ArrayInfo, first: int, count: int) -> Array:
+        """Return rows of a fixed array."""
+        return self._whole.rows(self._path, array, first, count, partial(self._read_rows, array))
+
+    def _read_rows(self, array: ArrayInfo, first: int, count: int) -> Array:
         """Read rows of a fixed array, zeroed before: a library may leave parts as they are."""
         rows = np.zeros((count, *array.row_shape), array.dtype)
         if rows.size:
@@ -390,13 +390,25 @@ class _UnitReader:
         return f"{name}, rows {first}..{first + count - 1}" if array.shape else name
 
 
-def windows(array: ArrayInfo, buffer_bytes: int) -> Iterator[tuple[int, int]]:
+def windows(
+    array: ArrayInfo, buffer_bytes: int, first: int = 0, rows: int | None = None
+) -> Iterator[tuple[int, int]]:
     """Yield the windows of an array as (first row, number of rows); they end where chunks end.
 
     Args:
         array: array with a first axis.
         buffer_bytes: size that a window should fit, unless its chunks are larger.
+        first: number of the first row to read, that of a window.
+        rows: number of rows to read; by default all from the first one on.
     """
+    count = _window_rows(array, buffer_bytes)
+    end = array.count if rows is None else first + rows
+    for start in range(first, end, count):
+        yield start, min(count, end - start)
+
+
+def _window_rows(array: ArrayInfo, buffer_bytes: int) -> int:
+    """Return the number of rows in a window of an array; see ``windows``."""
     row_bytes = max(1, array.row_bytes)
     count = min(buffer_bytes // row_bytes, BLOCK_SAMPLES_MAX)
     if array.kind != "fixed":
@@ -406,21 +418,74 @@ def windows(array: ArrayInfo, buffer_bytes: int) -> Iterator[tuple[int, int]]:
         count = band
     elif count > band > 1:
         count -= count % band
-    count = max(1, count)
-    for first in range(0, array.count, count):
-        yield first, min(count, array.count - first)
+    return max(1, count)
 
 
-def _field_windows(members: Sequence[ArrayInfo], buffer_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield the windows in which the rows of several arrays are read together; see ``windows``."""
-    fixed = [array.row_bytes for array in members if array.kind == "fixed"]
-    shape = (members[0].count, sum(fixed))
-    chunk_rows = max(array.chunk_rows for array in members)
-    joint = ArrayInfo("", np.dtype(np.uint8), shape, chunk_rows)
-    for first, count in windows(joint, buffer_bytes):
-        step = count if len(fixed) == len(members) else min(count, RAGGED_ROWS)
-        for start in range(first, first + count, step):
-            yield start, min(step, first + count - start)
+def _unit_starts(unit: Unit, size_bytes: int, first: int, end: int) -> Int64Array:
+    """Return the first row of each window in which samples of a unit are read together.
+
+    Args:
+        unit: a unit; if it is one sample, that has the number 0.
+        size_bytes: size that a window should fit, unless chunks are larger.
+        first: number of the first sample, that of a window.
+        end: number of the sample behind the last one.
+    """
+    members = unit.members
+    if not unit.rows:
+        return np.zeros(1, np.int64)
+    fixed = [array for array in members if array.kind == "fixed"]
+    # Smaller arrays are in memory as a whole if their chunks are longer.
+    large = [array for array in fixed if array.size_bytes > WHOLE_BYTES_MAX // 4] or members
+    shape = members[0].count, sum(array.row_bytes for array in fixed)
+    chunk_rows = max(array.chunk_rows for array in large)
+    count = _window_rows(ArrayInfo("", np.dtype(np.uint8), shape, chunk_rows), size_bytes)
+    step = count if len(fixed) == len(members) else min(count, RAGGED_ROWS)
+    starts = np.arange(first, end, count)[:, None] + np.arange(0, count, step)
+    return starts[starts < end]
+
+
+def _row_bytes(unit: Unit) -> int:
+    """Return the bytes of a sample of a unit; those of a row of any length are not known."""
+    if not unit.rows:
+        return sum(array.size_bytes for array in unit.members)
+    return sum(
+        array.row_bytes if array.kind == "fixed" else PART_BYTES // RAGGED_ROWS
+        for array in unit.members
+    )
+
+
+class _WholeArrays:
+    """Arrays that were read as a whole, because parts of their chunks are read one by one."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[str, str], Array | None] = {}
+        self._free_bytes = WHOLE_BYTES_MAX
+
+    def rows(
+        self, path: str, array: ArrayInfo, first: int, count: int, read: Callable[[int, int], Array]
+    ) -> Array:
+        """Return rows of a fixed array.
+
+        Args:
+            path: path of its file.
+            array: the array.
+            first: number of the first row.
+            count: number of rows.
+            read: function that reads some rows: number of the first, and how many.
+        """
+        key = path, array.name
+        if key not in self._arrays:
+            end, chunk_rows = first + count, max(1, array.chunk_rows)
+            is_part = first % chunk_rows or (end % chunk_rows and end < array.count)
+            if not is_part or count > chunk_rows or array.size_bytes > self._free_bytes:
+                return read(first, count)
+            try:
+                self._arrays[key] = read(0, array.count)
+                self._free_bytes -= array.size_bytes
+            except (*RecordError, DeviceError):  # some of its rows may be sound
+                self._arrays[key] = None
+        whole = self._arrays[key]
+        return read(first, count) if whole is None else whole[first : first + count]
 
 
 def _fields_bytes(units: Sequence[Unit], types: Mapping[str, FieldType]) -> int | None:

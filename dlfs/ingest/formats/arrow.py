@@ -199,7 +199,7 @@ class ArrowSource(ShardSource):
             if count is not None and self.passes(count - passed):
                 return
             first = passed + (0 if count is None else self.to_pass)
-            for row, batch in table.batches(columns.names, first):
+            for row, batch in self._batches(table, shard.path, first):
                 end = row + batch.num_rows
                 if end <= passed:
                     continue
@@ -214,6 +214,22 @@ class ArrowSource(ShardSource):
                 f"import {shard.path}: expected {shard.row_count} rows as its dataset_info.json "
                 f"says, got {passed}"
             )
+
+    def _batches(self, table: Table, path: str, first: int) -> Iterator[tuple[int, Any]]:
+        """Yield the batches of a file from a row on, without parts of it that are damaged."""
+        while True:
+            try:
+                for row, batch in table.batches(self._columns.names, first):
+                    yield row, batch
+                    first = row + batch.num_rows
+                return
+            except FormatError as error:
+                end = table.part_end(first) if self.bad.are_allowed else None
+                if end is None:
+                    raise
+                name = f"rows {first}..{end - 1}" if end - first > 1 else f"row {first}"
+                self.bad.note(path, name, error, end - first)
+                first = end
 
     def _blocks(
         self, shard: Shard, batch: Any, row: int, first: int, count: int

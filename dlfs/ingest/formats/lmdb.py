@@ -5,9 +5,12 @@ A key that is a valid path is the path. Other keys are escaped, so that no two k
 ``%00``; the keys ``.`` and ``..`` become ``%2E`` and ``%2E%2E``. ``select`` leaves out keys with
 other content, such as a count of all keys.
 
-LMDB has no checksums: damage to the tree is found, damage to a value is not. Values are read in the
-order of the keys, without a lock. So no program may write meanwhile; if the file has changed at the
-end, the import fails.
+LMDB has no checksums: damage to the tree is found, damage to a value is not. The pages of keys are
+read first, without a lock, and tell where in the file each value is. Values are then read in the
+order of packing, by several threads, so that ``shuffled`` is a true shuffle of all of them. So no
+program may write meanwhile; if the file has changed at the end, the import fails.
+
+Memory: 24 bytes and its path for each key, and the blocks.
 
 ``PageFile`` reads the B+tree page by page with ``pread``, and checks every number in it. Each page
 must have its own number and kind, every offset must lie in its page and every page in the file,
@@ -34,6 +37,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +46,8 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
+
+import numpy as np
 
 from dlfs._native.handle import Descriptor
 from dlfs.base.closing import closed_on_error
@@ -54,12 +60,16 @@ from dlfs.errors import (
     VersionError,
 )
 from dlfs.format.paths import path_problem
-from dlfs.ingest.bad_records import RecordError
-from dlfs.ingest.records import Record, Records, ShardSource
+from dlfs.ingest.archives.ranges import RangeReader
+from dlfs.ingest.bad_records import BadRecords, RecordError
+from dlfs.ingest.records import ShardSource
 from dlfs.ingest.source import (
+    Bytes,
+    Int64Array,
     SampleBlock,
+    Uint64Array,
     check_path,
-    check_unchanged,
+    choose_samples,
     device_errors,
     file_state,
     left_out_names,
@@ -84,6 +94,8 @@ _DUPSORT, _UNORDERED = 0x04, 0x02 | 0x08
 _NO_PAGE = (1 << 64) - 1
 _DEPTH_MAX = 32
 _PAGE_BYTES = range(512, 65536 + 1)
+_PAGE_ERRORS = (*RecordError, DeviceError)
+"""Errors of a page that is not to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,27 +130,28 @@ class LmdbSource(ShardSource):
         self._where = f"import {path}"
         self.skipped: Counter[str] = Counter()
         file = Path(path) / "data.mdb" if Path(path).is_dir() else Path(path)
-        self._pages = PageFile(str(file), self._where)
-        self._state = file_state(self._pages.file.value)
+        self._pages = PageFile(str(file), self._where, self.bad)
         with closed_on_error(self):
             self._tree = self._find_tree(options.database)
             if options.database is None:
                 self._check_named()
-        if self._select == "*":
-            self.sample_count = self._tree.entries
+            self.index = self._find_values(str(file))
+        self.sample_count = len(self.index.sizes)
+        self.sample_bytes = int(self.index.sizes.sum()) - _PAGE.size * int(self._are_large.sum())
+        self.gives_shuffled = True
 
     def close(self) -> None:
         """Close the file."""
         self._pages.close()
 
-    def read_shard(self, _number: int) -> Iterator[SampleBlock]:
-        """Read the database; see ``ShardSource``."""
-        yield from self.gather(0, self._records())
-        check_unchanged(self._where, self._pages.file.value, self._state)
-
-    def _records(self) -> Records:
+    def _find_values(self, file: str) -> RangeReader:
+        """Find the place of each value in the file, with the head of its page if it is large."""
+        index = RangeReader([file])
+        index.states.append(file_state(self._pages.file.value))
+        self._names, ends = bytearray(), array("Q")
+        places, sizes = array("Q"), array("Q")
         named: list[str] = []
-        for key, is_tree, read in self._pages.items(self._tree):
+        for key, is_tree, place in self._pages.items(self._tree, self.bad):
             if is_tree:
                 named.append(show(key))
                 continue
@@ -148,14 +161,46 @@ class LmdbSource(ShardSource):
             path = key_path(key)
             try:
                 check_path(path, f"{self._where}: key {show(key)!r}")
-                if self.passes():
-                    continue
-                value = read()
-            except RecordError as error:
+                position, size = place()
+            except (*RecordError, DeviceError) as error:
                 self.bad.note(self.shards[0], f"key {quote(key)}", error)
                 continue
-            yield Record(path, value)
+            places.append(position)
+            sizes.append(size)
+            self._names += path
+            ends.append(len(self._names))
         self.skipped.update(left_out_names("database", named))
+        self._ends = np.array(ends, np.int64)
+        self._places = np.array(places, np.int64)
+        index.sizes = np.array(sizes, np.uint64)
+        begins_page = self._places % self._pages.page_bytes == 0  # as an empty value at an end
+        self._are_large = begins_page & (index.sizes > 0)
+        return index
+
+    def read_indexed(self, indices: Uint64Array, offsets: Int64Array, buffer: Bytes) -> SampleBlock:
+        """Read values by index, and return them as a block; see ``ShardSource``."""
+        assert self.index is not None
+        sizes, places = self.index.sizes[indices].astype(np.int64), self._places[indices]
+        self.index.read_ranges(np.stack([0 * places, places, sizes, offsets]), buffer)
+        chosen = indices.astype(np.int64)
+        ends = self._ends[chosen]
+        starts = np.where(chosen > 0, self._ends[chosen - 1], 0)
+        paths = [
+            bytes(self._names[start:end])
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
+        are_read = [True] * len(paths)
+        large = self._are_large[indices]
+        for i in np.flatnonzero(large).tolist():
+            number = int(places[i]) // self._pages.page_bytes
+            head = buffer[offsets[i] : offsets[i] + _PAGE.size].tobytes()
+            try:
+                self._pages.check(head, number, _OVERFLOW, f"{self._where}: {show(paths[i])}")
+            except FormatError as error:
+                self.bad.note(self.shards[0], show(paths[i]), error)
+                are_read[i] = False
+        heads = _PAGE.size * large.astype(np.int64)
+        return choose_samples(SampleBlock(paths, buffer, offsets + heads, sizes - heads), are_read)
 
     def _check_named(self) -> None:
         """Raise UsageError if the main database has nothing but the names of others."""
@@ -205,6 +250,10 @@ class PageFile:
     Args:
         path: path of the file.
         where: name of the file, for errors.
+        bad: bad records of the import; if they are allowed, the file may end before its last page.
+
+    Attributes:
+        page_bytes: size of a page.
 
     Raises:
         FormatError: the file is no LMDB file, or its metas are damaged.
@@ -214,8 +263,10 @@ class PageFile:
     Threads: one at a time.
     """
 
-    def __init__(self, path: str, where: str) -> None:
+    def __init__(self, path: str, where: str, bad: BadRecords) -> None:
         self._where = where
+        self._path = where.removeprefix("import ")
+        self._bad = bad
         self.file = Descriptor()
         with device_errors(where):
             self.file.fill(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
@@ -228,47 +279,59 @@ class PageFile:
 
     def find_tree(self, name: bytes) -> Tree | None:
         """Return a named database, or None if it does not exist."""
-        for key, is_tree, read in self.items(self.main):
+        for key, is_tree, place in self.items(self.main, self._bad.unreported()):
             if key == name and is_tree:
-                return self._tree(read(), f"{self._where}: database {quote(name)}")
+                where = f"{self._where}: database {quote(name)}"
+                return self._tree(self._read(*place(), where), where)
         return None
 
     def only_named(self) -> list[bytes]:
         """Return the names of the databases if the main one has nothing else, else nothing."""
         names: list[bytes] = []
-        for key, is_tree, _ in self.items(self.main):
+        for key, is_tree, _ in self.items(self.main, self._bad.unreported()):
             if not is_tree:
                 return []
             names.append(key)
         return names
 
-    def items(self, tree: Tree) -> Iterator[tuple[bytes, bool, Callable[[], bytes]]]:
+    def items(
+        self, tree: Tree, bad: BadRecords
+    ) -> Iterator[tuple[bytes, bool, Callable[[], tuple[int, int]]]]:
         """Yield every key of a database, in order: True if it names another one, and its value.
 
-        The value is read by a function, which raises what this raises.
+        A function returns the place of the value in the file: its position, and its size in bytes.
+        A value that has pages of its own begins at the head of the first. The function raises what
+        this raises.
+
+        Args:
+            tree: the database.
+            bad: bad records, to which pages that cannot be read are added.
 
         Raises:
             FormatError: a page, a node or the number of keys is wrong; the message names the last
                 good key.
             DeviceError: the file cannot be read.
         """
-        count, last = 0, b""
-        for number in self._leaves(tree):
+        count, last, before = 0, b"", bad.count
+        for number in self._leaves(tree, bad):
             where = f"{self._where}: behind key {quote(last)}" if count else self._where
-            page = self._page(number, _LEAF, where)
-            for position, flags, key in _page_nodes(page, f"{where}: page {number}"):
-                if count and key <= last and not tree.flags & _UNORDERED:
-                    raise FormatError(f"{self._at(key)}: expected a key above {quote(last)}")
-                count += 1
-                last = key
-                if count > tree.entries:
-                    raise FormatError(f"{self._at(key)}: expected {tree.entries} keys, got more")
-                is_tree = bool(flags & _TREE_IN_NODE)
-                yield key, is_tree, partial(self._value, page, position, flags, key)
-        if count != tree.entries:
+            with bad.leave_out(self._path, f"page {number}", _PAGE_ERRORS):
+                page = self._page(number, _LEAF, where)
+                for position, flags, key in _page_nodes(page, f"{where}: page {number}"):
+                    if count and key <= last and not tree.flags & _UNORDERED:
+                        raise FormatError(f"{self._at(key)}: expected a key above {quote(last)}")
+                    count += 1
+                    last = key
+                    if count > tree.entries:
+                        raise FormatError(
+                            f"{self._at(key)}: expected {tree.entries} keys, got more"
+                        )
+                    is_tree = bool(flags & _TREE_IN_NODE)
+                    yield key, is_tree, partial(self._place, number, page, position, flags, key)
+        if count != tree.entries and bad.count == before:
             raise FormatError(f"{self._where}: expected {tree.entries} keys, got {count}")
 
-    def _leaves(self, tree: Tree) -> Iterator[int]:
+    def _leaves(self, tree: Tree, bad: BadRecords) -> Iterator[int]:
         """Yield the numbers of the leaf pages, in the order of their keys."""
         pending = [(tree.root, 1)] if tree.root != _NO_PAGE else []
         visits = 0
@@ -283,18 +346,22 @@ class PageFile:
             if level == tree.depth:
                 yield number
                 continue
-            page = self._page(number, _BRANCH, self._where)
             children = []
-            for position, flags, _ in _page_nodes(page, f"{self._where}: page {number}"):
-                low, high, _, _ = _NODE.unpack_from(page, position)
-                children.append((low | high << 16 | flags << 32, level + 1))
+            with bad.leave_out(self._path, f"pages below {number}", _PAGE_ERRORS):
+                page = self._page(number, _BRANCH, self._where)
+                for position, flags, _ in _page_nodes(page, f"{self._where}: page {number}"):
+                    low, high, _, _ = _NODE.unpack_from(page, position)
+                    children.append((low | high << 16 | flags << 32, level + 1))
             pending += reversed(children)
 
     def _at(self, key: bytes) -> str:
         """Return the location of an error."""
         return f"{self._where}: key {quote(key)}"
 
-    def _value(self, page: bytes, position: int, flags: int, key: bytes) -> bytes:
+    def _place(
+        self, number: int, page: bytes, position: int, flags: int, key: bytes
+    ) -> tuple[int, int]:
+        """Return the place of the value of a node in a leaf page; see ``items``."""
         low, high, _, _ = _NODE.unpack_from(page, position)
         size = low | high << 16
         start = position + _NODE.size + len(key)
@@ -304,31 +371,51 @@ class PageFile:
         if flags & _DUPLICATES:
             raise FormatError(f"{self._at(key)}: expected one value, got several")
         if not flags & _BIG:
-            return page[start : start + size]
+            return number * self.page_bytes + start, size
         where = self._at(key)
-        (number,) = _NUMBER.unpack_from(page, start)
-        self._page(number, _OVERFLOW, where)
-        if _PAGE.size + size > (self._page_count - number) * self._page_bytes:
-            raise FormatError(f"{where}: expected {size} bytes from page {number} on")
-        return self._read(number * self._page_bytes + _PAGE.size, size, where)
+        (first,) = _NUMBER.unpack_from(page, start)
+        self._check_number(first, where)
+        if _PAGE.size + size > (self._page_count - first) * self.page_bytes:
+            raise FormatError(f"{where}: expected {size} bytes from page {first} on")
+        end = first * self.page_bytes + _PAGE.size + size
+        if end > self._size_bytes:
+            raise TruncatedError(f"{where}: expected {end} bytes, got {self._size_bytes}")
+        return first * self.page_bytes, _PAGE.size + size
 
     def _page(self, number: int, kind: int, where: str) -> bytes:
         """Read a page, and check that it has this number and kind."""
+        self._check_number(number, where)
+        page = self._read(number * self.page_bytes, self.page_bytes, where)
+        self.check(page, number, kind, where)
+        _, _, _, lower, upper = _PAGE.unpack_from(page)
+        if not (_PAGE.size < lower <= upper <= len(page) and lower % 2 == 0):
+            raise FormatError(f"{where}: page {number}: expected nodes, got {lower} and {upper}")
+        return page
+
+    def _check_number(self, number: int, where: str) -> None:
         if not 1 < number < self._page_count:
             raise FormatError(
                 f"{where}: expected a page of 2..{self._page_count - 1}, got {number}"
             )
-        page = self._read(number * self._page_bytes, self._page_bytes, where)
-        named, _, flags, lower, upper = _PAGE.unpack_from(page)
+
+    def check(self, head: bytes, number: int, kind: int, where: str) -> None:
+        """Check that a page has this number and kind.
+
+        Args:
+            head: the first bytes of the page.
+            number: number of the page.
+            kind: its kind, such as ``_OVERFLOW``.
+            where: name of the file and the key, for errors.
+
+        Raises:
+            FormatError: it has not.
+        """
+        named, _, flags, _, _ = _PAGE.unpack_from(head)
         if named != number or flags & _KINDS != kind:
             raise FormatError(
                 f"{where}: page {number}: expected its number and kind {kind}, got {named} and "
                 f"{flags & _KINDS}"
             )
-        nodes_fit = _PAGE.size < lower <= upper <= len(page) and lower % 2 == 0
-        if kind != _OVERFLOW and not nodes_fit:
-            raise FormatError(f"{where}: page {number}: expected nodes, got {lower} and {upper}")
-        return page
 
     def _read(self, offset: int, size: int, where: str) -> bytes:
         parts = []
@@ -353,11 +440,12 @@ class PageFile:
         _, size, _, _ = first
         if size not in _PAGE_BYTES or size & (size - 1):
             raise FormatError(f"{self._where}: expected pages of 512..65536 bytes, got {size}")
-        self._page_bytes = size
+        self.page_bytes = size
         _, _, last_page, main = max(first, self._meta(size), key=itemgetter(0))
         self._page_count = last_page + 1
         expected, got = self._page_count * size, os.fstat(self.file.value).st_size
-        if expected > got:
+        self._size_bytes = got
+        if expected > got and not self._bad.are_allowed:
             raise TruncatedError(
                 f"{self._where}: expected {expected} bytes in {self._page_count} pages, got {got}"
             )

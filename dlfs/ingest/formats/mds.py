@@ -213,6 +213,7 @@ class MdsSource(ShardSource):
         known = {name: kind for name, kind in types.items() if kind is not None}
         self._maker = FieldRecords(self._fields, known)
         self._is_known = known.keys() >= {name for name, kind in self._fields.items() if not kind}
+        self.is_exact, self.shards_are_independent = self._is_known, True
         self.name = str(self._folder)
         self.sample_count = sum(shard.samples for shard in self._index)
         used = {*taken, *self._attributes}

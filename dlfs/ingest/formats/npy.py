@@ -128,7 +128,7 @@ class NpzFile(ArrayFile):
             raise FormatError(f"import {self._path}: expected each member once, got {name!r} twice")
         self._members[name] = member
         with self._archive.open(member) as file:
-            npy = _Npy(file)
+            npy = _Member(file)
             array = npy.describe(name)
             data_bytes = member.file_size - npy.start
         if npy.has_bytes and data_bytes != array.size_bytes:
@@ -145,30 +145,39 @@ class NpzOptions(FileOptions):
 
 
 def _open_npy(path: str) -> _Npy:
-    """Open a file, and check that it has the whole array."""
+    """Open a file, and check that it has the whole array, or take the rows that it has."""
     file = io.FileIO(path)
     with closed_on_error(file):
         npy = _Npy(file)
-        expected = npy.start + npy.describe("").size_bytes
+        array = npy.describe("")
+        expected = npy.start + array.size_bytes
         actual = os.fstat(file.fileno()).st_size
         if npy.has_bytes and actual < expected:
-            raise TruncatedError(f"import {path}: expected {expected} bytes, got {actual}")
+            error = TruncatedError(f"import {path}: expected {expected} bytes, got {actual}")
+            if array.in_order or not array.shape:
+                raise error
+            count = (actual - npy.start) // array.row_bytes
+            current().note(path, f"rows {count}..{array.count - 1}", error, array.count - count)
+            npy.shape = count, *array.row_shape
     return npy
 
 
 class _Npy:
     """An array of NPY format 1, 2 or 3, in a file that is open at its header."""
 
+    in_order = False
+
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
-        self._shape, fortran, self._dtype = read_npy_header(file)
-        self._fortran = fortran and len(self._shape) > 1
+        self.shape, fortran, self._dtype = read_npy_header(file)
+        self._fortran = fortran and len(self.shape) > 1
         self.has_bytes = not self._dtype.hasobject
         self.start = file.tell()
 
     def describe(self, name: str) -> ArrayInfo:
         kind: Kind = "fixed" if self.has_bytes else "other"
-        return ArrayInfo(name, self._dtype, self._shape, kind=kind)
+        in_order = self._fortran or self.in_order
+        return ArrayInfo(name, self._dtype, self.shape, kind=kind, in_order=in_order)
 
     def read(self, first: int, out: npt.NDArray[Any]) -> None:
         array = self.describe("")
@@ -203,6 +212,8 @@ class _Npy:
 
 class _Member(_Npy):
     """A member of an archive, read from its first row to its last."""
+
+    in_order = True
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)

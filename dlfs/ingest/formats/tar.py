@@ -11,13 +11,16 @@ read by several threads.
 
 A compressed archive can only be read in order. If one archive is compressed, all are streamed once,
 in an order drawn from the seed. Then only the dataset writer shuffles the samples, within its
-window, and sizes are unknown beforehand. Links to members that have passed need a second pass.
+window, and sizes are unknown beforehand. Links to members that have passed need a second pass. An
+import goes on behind the last archive up to which all members were files; if a folder or a link
+follows, the earlier archives are read for their names.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -136,12 +139,40 @@ class TarSource(ArchiveShards):
         self._names = MemberNames(self.shards, options.links, self.bad)
         self.skipped = self._names.skipped
         self._files: list[bytes] = []
+        self._unseen: list[int] = []
         if self.stdin is None and self.compressions == {"none"}:
             self.index = self._find_members()
             self.sample_count = len(self._files)
             self.sample_bytes = int(self.index.sizes.sum())
             self.gives_shuffled = True
             self.empty_directories = self._names.empty_folders(iter(self._files))
+
+    @property
+    def shards_are_independent(self) -> bool:  # type: ignore[override]
+        """True if no folder or link is known, so that no names need be remembered."""
+        return not (self._names.folders or self._names.symbolic or self._names.hard)
+
+    def restore_skipped(self, skipped: Mapping[str, int]) -> None:
+        """Take the counts up to a cursor; see ``ShardSource``."""
+        self._names.skipped.clear()
+        self._names.skipped.update(skipped)
+
+    def streamed(self, order: Uint64Array) -> Iterator[SampleBlock]:
+        """Yield the blocks of the archives in an order; see ``ShardSource``."""
+        self._unseen = order[: self._first].tolist()
+        return super().streamed(order)
+
+    def _see_all(self) -> None:
+        """Read the names in the archives before the one at which the import goes on."""
+        skipped = Counter(self._names.skipped)
+        with self.bad.ignore():  # these and what was skipped count already
+            while self._unseen:
+                number = self._unseen.pop(0)
+                with self.open_shard(number) as archive:
+                    for member in self.salvage(number, archive.members()):
+                        path = self._names.add(member, number, self.prefixes[number])
+                        self._files += filter(None, [path])
+        self.restore_skipped(skipped)
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Stream the members of one archive; see ``ShardSource``."""
@@ -154,6 +185,8 @@ class TarSource(ArchiveShards):
     def _stream(self, number: int) -> Records:
         with self.open_shard(number) as archive:
             for member in archive.members():
+                if member.kind not in ("file", "special file"):
+                    self._see_all()
                 path = self._names.add(member, number, self.prefixes[number])
                 if path is None:
                     continue

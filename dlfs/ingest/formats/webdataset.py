@@ -142,6 +142,7 @@ class WebDatasetSource(ArchiveShards):
                 f"{', '.join(options.fields)}"
             )
         self._maker = NamedRecords(fields)
+        self.is_exact, self.shards_are_independent = not fields, options.nulls != "default"
         self._defaults: dict[str, Any] = {}
         self.skipped: Counter[str] = Counter()
 

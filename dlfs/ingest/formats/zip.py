@@ -3,8 +3,8 @@
 The directory at the end of an archive names all members. It is read and checked first, so that
 hostile names, duplicates, encrypted members and impossible sizes are found before anything is
 written; see ``archives.zip_archive``. Members are then read in the order of packing, so that
-``shuffled`` is a true shuffle of all of them; those of one block by their places in the archives.
-The CRC of each is checked.
+``shuffled`` is a true shuffle of all of them; those of one block by their places in the archives,
+and by several threads. The CRC of each is checked.
 
 Symbolic links and folders are treated as in tar archives. What macOS adds in a folder ``__MACOSX``
 (resource forks, one for each file, with the file's ending) is left out and counted.
@@ -18,12 +18,15 @@ import codecs
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 
 from dlfs.base.closing import closed_on_error
+from dlfs.base.threads import ThreadPool
 from dlfs.errors import DeviceError, FormatError, UsageError
 from dlfs.ingest.archives.archive import AbsoluteOption
 from dlfs.ingest.archives.names import MemberNames
@@ -41,6 +44,10 @@ from dlfs.ingest.source import (
 )
 
 _MACOS = b"__MACOSX"
+_THREADS_MAX = min(8, len(os.sched_getaffinity(0)))
+"""Number of threads that unpack members."""
+_MEMBERS = 16
+"""Number of members that a thread unpacks at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +162,23 @@ class ZipSource(ShardSource):
         memory = buffer.data
         paths = [self._files[i] for i in indices.tolist()]
         are_read = [True] * len(paths)
-        last: ZipArchive | None = None
-        for shard, _, number, at, size, place in places:
-            archive = self._archives[shard]
-            if last is not None and archive is not last:
-                last.release()
-            try:
-                archive.read_into(number, memory[at : at + size])
-            except FormatError as error:
-                self.bad.note(archive.path, os.fsdecode(paths[place]), error)
-                are_read[place] = False
-            last = archive
-        if last is not None:
-            last.release()
+
+        def read(some: Sequence[tuple[int, ...]]) -> list[tuple[int, FormatError]]:
+            """Read members of one archive; return those that are damaged."""
+            failed: list[tuple[int, FormatError]] = []
+            for shard, _, number, at, size, place in some:
+                try:
+                    self._archives[shard].read_into(number, memory[at : at + size])
+                except FormatError as error:
+                    failed.append((place, error))
+            return failed
+
+        with ThreadPool(_THREADS_MAX, thread_name_prefix="dlfs-unpack") as pool:
+            for shard, group in groupby(places, itemgetter(0)):
+                members = list(group)
+                parts = [members[i : i + _MEMBERS] for i in range(0, len(members), _MEMBERS)]
+                for place, error in chain.from_iterable(pool.map(read, parts)):
+                    self.bad.note(self.shards[shard], os.fsdecode(paths[place]), error)
+                    are_read[place] = False
+                self._archives[shard].release()
         return choose_samples(SampleBlock(paths, buffer, offsets, lengths), are_read)

@@ -81,6 +81,7 @@ class Facts(msgspec.Struct, frozen=True, tag=True):
     sample_count: int | None
     sample_bytes: int | None
     gives_shuffled: bool
+    gives_runs: bool
     skipped: dict[bytes, int]
     left_out: int
     empty_directories: list[bytes]
@@ -96,6 +97,7 @@ class Facts(msgspec.Struct, frozen=True, tag=True):
             None if count is None else int(count),
             None if size is None else int(size),
             bool(source.gives_shuffled),
+            bool(source.gives_runs),
             {to_bytes(reason): int(number) for reason, number in source.skipped.items()},
             int(source.left_out),
             list(source.empty_directories),

@@ -66,6 +66,10 @@ class Table:
     find_row_count: Callable[[], int | None] = lambda: None
     """Function that finds the number of rows by the headers of the batches, where ``row_count`` is
     None; None if they do not tell."""
+    part_end: Callable[[int], int | None] = lambda _: None
+    """Function that returns the number of the row behind the row group or record batch that has a
+    row; None if only reading tells it. ``batches`` can begin there, also if that part is damaged.
+    """
     joins_numbers: bool = False
     """True if integers and floats of one column are floats."""
 
@@ -113,7 +117,11 @@ def open_parquet(path: str) -> Iterator[Table]:
                 group, row = _group_of(file.metadata, first)
             return _numbered(read(columns, group), what, row, first)
 
-        yield Table(schema, file.metadata.num_rows, batches)
+        def part_end(row: int) -> int | None:
+            group, begin = _group_of(file.metadata, row)
+            return int(begin + file.metadata.row_group(group).num_rows)
+
+        yield Table(schema, file.metadata.num_rows, batches, part_end=part_end)
 
 
 @contextmanager
@@ -158,7 +166,12 @@ def open_ipc(path: str) -> Iterator[Table]:
                         chosen = pyarrow.ipc.open_stream(pyarrow.PythonFile(rest, mode="r"))
                 yield from _numbered(map(_validated, chosen), what, row)
 
-            yield Table(schema, None, batches, find_row_count=find_row_count)
+            def part_end(row: int) -> int | None:
+                found = find_batches(raw.fileno(), is_file=is_file) or []
+                ends = accumulate(batch.row_count for batch in found)
+                return next((end for end in ends if end > row), None)
+
+            yield Table(schema, None, batches, find_row_count=find_row_count, part_end=part_end)
 
 
 def _batches_before(file: int, row: int, *, is_file: bool) -> list[Batch]:

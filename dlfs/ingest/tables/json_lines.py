@@ -25,6 +25,7 @@ from typing import Any
 from dlfs.base.extras import load_package
 from dlfs.base.units import MIB
 from dlfs.errors import FormatError, LimitError, TruncatedError
+from dlfs.ingest.bad_records import BadRecords, current
 from dlfs.ingest.isolation.confines import note_location
 from dlfs.ingest.source import check_unchanged, file_errors, file_state
 from dlfs.ingest.tables.arrow import pyarrow
@@ -84,27 +85,29 @@ def _find_types(path: str) -> Table:
     with file_errors(what):
         state = file_state(path)
     found = _Types(what)
-    count = 0
-    for rows in _chunks(path):
+    count = bad_count = 0
+    bad = current()
+    for rows in bad.salvage(_chunks(path, bad), path):
         found.add(rows, count)
         count += len(rows)
+        bad_count += rows.count(None)
     schema = found.schema()
+    again = bad.unreported()
 
     def batches(columns: Sequence[str], first: int) -> Iterator[tuple[int, Any]]:
         chosen = [field for field in schema if _is_used(field.name, columns)]
         chosen_schema = pyarrow.schema(chosen)
         row = 0
         step = max(1, _BATCH_VALUES_MAX // max(1, len(chosen)))
-        for chunk in _chunks(path, first):
-            for start in range(0, len(chunk), step):
-                rows = chunk[start : start + step]
-                if row + len(rows) > first:
+        for chunk in again.salvage(_chunks(path, again, first), path):
+            for rows in _sound_parts(chunk, step):
+                if rows and row + len(rows) > first:
                     arrays = [_array(rows, field, f"{what}: row", row) for field in chosen]
                     yield row, pyarrow.RecordBatch.from_arrays(arrays, schema=chosen_schema)
-                row += len(rows)
+                row += len(rows) or 1
         check_unchanged(what, path, state)
 
-    return Table(schema, count, batches, found.conflicts, joins_numbers=True)
+    return Table(schema, count - bad_count, batches, found.conflicts, joins_numbers=True)
 
 
 class _Types:
@@ -119,10 +122,10 @@ class _Types:
     def schema(self) -> Any:
         return pyarrow.schema(list(self._types.items()))
 
-    def add(self, rows: Sequence[Row], first: int) -> None:
-        """Join the types of some rows, of which one is the first."""
+    def add(self, rows: Sequence[Row | None], first: int) -> None:
+        """Join the types of some rows, of which one is the first; a bad row is None."""
         present: dict[str, list[Any]] = {}
-        for row in rows:
+        for row in filter(None, rows):
             for name, value in row.items():
                 present.setdefault(name, []).append(value)
         for name, values in present.items():
@@ -134,7 +137,9 @@ class _Types:
                 f"all rows, got {len(self._types)}"
             )
 
-    def _join(self, name: str, values: Sequence[Any], rows: Sequence[Row], first: int) -> Any:
+    def _join(
+        self, name: str, values: Sequence[Any], rows: Sequence[Row | None], first: int
+    ) -> Any:
         """Return the type of a column with further values; note if there is none."""
         known = self._types.get(name, pyarrow.null())
         joined = _joined(known, values)
@@ -147,7 +152,7 @@ class _Types:
         expected = f"{joined} as in the rows before"
         if _joined(pyarrow.null(), values[count : count + 1]) is None:
             expected = f"integers of 64 bits, UTF-8, lists and objects {NESTING_MAX} deep at most"
-        number = [number for number, row in enumerate(rows) if name in row][count]
+        number = [number for number, row in enumerate(rows) if row and name in row][count]
         self.conflicts[name] = (
             f"{self._what}: row {first + number}: column {name}: expected {expected}, got "
             f"{_shown(values[count])}; the options attributes, fields and column choose columns"
@@ -208,8 +213,29 @@ def _shown(value: Any) -> str:
 # ---- lines ---------------------------------------------------------------------------------------
 
 
-def _chunks(path: str, first: int = 0) -> Iterator[list[Row]]:
-    """Yield the rows of a file, some at a time; those whose rows all come before one are empty."""
+def _sound_parts(rows: Sequence[Row | None], step: int) -> Iterator[list[Row]]:
+    """Yield the rows in parts of at most ``step``, and for each bad one an empty part."""
+    part: list[Row] = []
+    for row in rows:
+        if row is not None:
+            part.append(row)
+        if part and (row is None or len(part) == step):
+            yield part
+            part = []
+        if row is None:
+            yield []
+    if part:
+        yield part
+
+
+def _chunks(path: str, bad: BadRecords, first: int = 0) -> Iterator[list[Row | None]]:
+    """Yield the rows of a file, some at a time.
+
+    Args:
+        path: path of the file.
+        bad: bad records, to which lines that are no objects are added; these rows are None.
+        first: number of a row; of rows that all come before it, nothing is read.
+    """
     count = 0
     for lines, is_last in _lines(path):
         before = sum(map(bool, map(bytes.strip, lines))) if count < first else 0
@@ -217,11 +243,15 @@ def _chunks(path: str, first: int = 0) -> Iterator[list[Row]]:
             yield [{}] * before
             count += before
             continue
-        rows: list[Row] = []
+        rows: list[Row | None] = []
         for number, line in enumerate(lines):
             if line.strip():
                 is_end = is_last and number == len(lines) - 1
-                rows.append(_row(line, f"import {path}: row {count + len(rows)}", is_end=is_end))
+                name = f"row {count + len(rows)}"
+                found: Row | None = None
+                with bad.leave_out(path, name):
+                    found = _row(line, f"import {path}: {name}", is_end=is_end)
+                rows.append(found)
         note_location(f"import {path}: row {count}")
         yield rows
         count += len(rows)

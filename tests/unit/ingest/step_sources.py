@@ -78,6 +78,28 @@ def tar_gz(place: Path) -> Made:
     return tar(place, "w:gz", ".tar.gz")
 
 
+def tar_gz_files(place: Path) -> Made:
+    """Make archives of files, of which the last has a folder, and a link to a file of the first."""
+    (place / "archives").mkdir()
+    for shard in range(4):
+        with tarfile.open(place / "archives" / f"{shard}.tar.gz", "w:gz") as archive:
+            for name, data in [*zip(names(), contents(), strict=True)][shard * 30 :][:30]:
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+            info = tarfile.TarInfo(f"fifo{shard}")
+            info.type = tarfile.FIFOTYPE
+            archive.addfile(info)
+            if shard == 3:
+                info = tarfile.TarInfo("a")
+                info.type = tarfile.DIRTYPE
+                archive.addfile(info)
+                info = tarfile.TarInfo("link")
+                info.type, info.linkname = tarfile.SYMTYPE, names()[0]
+                archive.addfile(info)
+    return Made(place / "archives" / "*.tar.gz", "tar")
+
+
 def zip_archive(place: Path) -> Made:
     with zipfile.ZipFile(place / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("__MACOSX/._x", b"left out")
@@ -284,6 +306,7 @@ SOURCES: dict[str, Callable[[Path], Made]] = {
     "list": file_list,
     "tar": tar,
     "tar.gz": tar_gz,
+    "tar.gz-files": tar_gz_files,
     "zip": zip_archive,
     "webdataset": webdataset,
     "webdataset-nulls": webdataset_nulls,

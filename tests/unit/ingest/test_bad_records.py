@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from pyarrow import feather, parquet
 
 from dlfs.base.arguments import Layout
-from dlfs.errors import DlfsError, FormatError, NotFoundError, UsageError
+from dlfs.errors import DlfsError, FormatError, NotFoundError, TruncatedError, UsageError
 from dlfs.format.bad_records import BadRecord, BadReport
 from dlfs.ingest import bad_records
 from dlfs.ingest.attributes import AttributedSource, PathRule, TableRule
@@ -31,6 +31,8 @@ from dlfs.ingest.copying import copy_dataset
 from dlfs.ingest.importer import ImportReport, import_dataset, open_source
 from dlfs.volume.volume import Volume
 from tests.support.files import cut, flip_bit, tar
+from tests.support.shards import write_mds as write_mds_shards
+from tests.unit.ingest import array_writers
 from tests.unit.ingest.taking import contents, refused
 from tests.unit.ingest.test_tfrecord import frame
 
@@ -228,11 +230,16 @@ def write_mds_fields(folder: Path, bad: Bad) -> Written:
 
 
 def write_lmdb(folder: Path, bad: Bad) -> Written:
-    """Keys that are too long for a path."""
-    keys = [f"{i}" + "x" * 300 * (i in bad) for i in range(COUNT)]
+    """Keys that are too long for a path, and large values whose page has another number."""
+    keys = [f"{i}" + "x" * 300 * (i in bad and i % 2) for i in range(COUNT)]
+    values = [data + bytes(5000) * (i % 2 == 0) for i, data in enumerate(DATA)]
     with lmdb.open(str(folder), 1 << 20) as environment, environment.begin(write=True) as writing:
-        for key, data in zip(keys, DATA, strict=True):
+        for key, data in zip(keys, values, strict=True):
             writing.put(key.encode(), data)
+    file = folder / "data.mdb"
+    for i in bad:
+        if not i % 2:
+            flip_bit(file, file.read_bytes().index(values[i]) - 16)
     return Written(folder, {}, keys)
 
 
@@ -267,11 +274,46 @@ def write_hdf5(folder: Path, bad: Bad) -> Written:
     return Written(path, {}, [f"x/{i:08d}" for i in range(COUNT)])
 
 
+def write_zarr(folder: Path, bad: Bad) -> Written:
+    """Rows in chunks that are cut, or no chunks."""
+    rows = np.frombuffer(b"".join(DATA), np.uint8).reshape(COUNT, -1)
+    array_writers.write_zarr(folder, {"x": rows}, chunks=(1, rows.shape[1]))
+    for i in bad:
+        chunk = folder / "x" / "c" / f"{i}" / "0"
+        chunk.write_bytes(b"no chunk" if i % 2 else chunk.read_bytes()[:-3])
+    return Written(folder, {}, [f"x/{i:08d}" for i in range(COUNT)])
+
+
+def write_array_record(folder: Path, bad: Bad) -> Written:
+    """Records whose data has another hash."""
+    module = pytest.importorskip("array_record.python.array_record_module")
+    folder.mkdir()
+    path = folder / "x.arrayrecord"
+    writer = module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+    for data in DATA:
+        writer.write(data)
+    writer.close()
+    for i in bad:
+        flip_bit(path, path.read_bytes().index(DATA[i]) + 1)
+    return Written(path, {}, [f"x/{i:08d}" for i in range(COUNT)])
+
+
+def write_json_lines(folder: Path, bad: Bad) -> Written:
+    """Lines that are cut, no objects, or no UTF-8."""
+    folder.mkdir()
+    lines = [json.dumps({"text": data.decode()}).encode() for data in DATA]
+    for i in bad:
+        lines[i] = [lines[i][:-2], b"[1]", b'{"text": "\xff"}'][i % 3]
+    (folder / "x.jsonl").write_bytes(b"\n".join([*lines, b""]))
+    return Written(folder / "x.jsonl", {}, [f"x/{i:08d}" for i in range(COUNT)])
+
+
 Write = Callable[[Path, Bad], Written]
 WRITERS: list[Write] = [
     write_folder, write_image_folder, write_list, write_csv, write_tar, write_packed_tar, write_zip,
     write_webdataset, write_tfrecord, write_packed_tfrecord, write_examples, write_parquet,
     write_arrow, write_mds, write_mds_fields, write_lmdb, write_npz, write_hdf5,
+    write_zarr, write_array_record, write_json_lines,
 ]  # fmt: skip
 
 each_format = pytest.mark.parametrize(
@@ -336,9 +378,11 @@ def test_a_source_of_bad_records_alone_is_refused(
     volume: Volume, tmp_path: Path, write: Write
 ) -> None:
     written = write(tmp_path / "source", range(COUNT))
-    with refused_somehow(volume, "expected at most 99 % bad records|expected at least one|arrays"):
+    with refused_somehow(
+        volume, "expected at most 99 % bad records|expected at least one|arrays|column"
+    ):
         import_some(volume, written, "99%")
-    if write not in (write_npz,):  # without arrays there is no source
+    if write not in (write_npz, write_json_lines):  # without arrays or columns there is no source
         with refused(volume, NotFoundError, "9 x bad record"):
             import_some(volume, written, COUNT)
 
@@ -391,6 +435,175 @@ def test_what_is_before_the_end_of_a_cut_file_is_imported(
     assert report.bad.reasons == {"cut short": 1}
 
 
+def save(path: Path, rows: int = COUNT) -> list[bytes]:
+    """Write an array of rows that differ; return them."""
+    values = np.repeat(np.arange(rows, dtype=np.uint16)[:, None], 400, axis=1)
+    np.save(path, values)
+    return [row.tobytes() for row in values]
+
+
+def test_rows_before_the_end_of_a_cut_array_are_imported(volume: Volume, tmp_path: Path) -> None:
+    rows = save(tmp_path / "x.npy")
+    cut(tmp_path / "x.npy", 128 + 6 * 800 + 7)
+    written = Written(tmp_path / "x.npy", {}, [])
+    with refused(volume, TruncatedError, "expected 7328 bytes, got 4935"):
+        import_some(volume, written, None)
+    with refused_somehow(volume, "expected at most 2 bad records, got 3"):
+        import_some(volume, written, 2)
+    report = import_some(volume, written, 3)
+    assert list(contents(volume, "n").values()) == rows[:6]
+    assert [one.record for one in report.bad.records] == ["rows 6..8"]
+
+
+def test_values_behind_the_end_of_a_cut_environment_are_left_out(
+    volume: Volume, tmp_path: Path
+) -> None:
+    values = {b"%03d" % i: bytes([i]) * 9000 for i in range(100)}
+    with (
+        lmdb.open(str(tmp_path / "x.lmdb"), 8 << 20, subdir=False) as environment,
+        environment.begin(write=True) as writing,
+    ):
+        for key, data in values.items():
+            writing.put(key, data)
+    path = tmp_path / "x.lmdb"
+    written = Written(path, {}, [])
+    ends = [path.read_bytes().index(data) + 9000 for data in values.values()]
+    size = sorted(ends)[89]
+    cut(path, size)
+    with refused(volume, TruncatedError, r"x\.lmdb: expected [0-9]+ bytes in [0-9]+ pages"):
+        import_some(volume, written, None)
+    report = import_some(volume, written, 20)
+    found = {key.encode(): data for key, data in contents(volume, "n").items()}
+    assert found.items() <= values.items()
+    assert len(found) + report.bad.count == 100
+    assert report.bad.reasons.keys() == {"cut short"}
+
+
+def test_a_damaged_page_of_keys_costs_its_keys(volume: Volume, tmp_path: Path) -> None:
+    values = {b"%03d" % i: bytes([i]) * 500 for i in range(100)}
+    path = tmp_path / "x.lmdb"
+    with (
+        lmdb.open(str(path), 8 << 20, subdir=False) as environment,
+        environment.begin(write=True) as writing,
+    ):
+        for key, data in values.items():
+            writing.put(key, data)
+    page = path.read_bytes().index(values[b"050"]) // 4096
+    flip_bit(path, page * 4096)
+    report = import_some(volume, Written(path, {}, []), 1)
+    found = {key.encode(): data for key, data in contents(volume, "n").items()}
+    assert found.items() <= values.items()
+    assert b"050" not in found
+    assert 90 < len(found) < 100
+    assert [one.record for one in report.bad.records] == [f"page {page}"]
+
+
+def write_parts(folder: Path, kind: str) -> tuple[list[Path], dict[str, Any]]:
+    """Write two files whose samples are compressed three at a time, 12 in each."""
+    folder.mkdir()
+    values = [np.random.default_rng(i).bytes(2000) for i in range(24)]
+    paths = [folder / f"{name}.{kind}" for name in "ab"]
+    for number, path in enumerate(paths):
+        part = values[12 * number : 12 * number + 12]
+        if kind == "parquet":
+            parquet.write_table(
+                pa.table({"x": part}), path, row_group_size=3, write_page_checksum=True
+            )
+        elif kind == "arrow":
+            options = pa.ipc.IpcWriteOptions(compression="zstd")
+            with pa.ipc.new_file(str(path), pa.schema({"x": pa.binary()}), options=options) as out:
+                out.write_table(pa.table({"x": part}), max_chunksize=3)
+        elif kind == "arrayrecord":
+            module = pytest.importorskip("array_record.python.array_record_module")
+            writer = module.ArrayRecordWriter(str(path), "group_size:3,zstd:3")
+            for data in part:
+                writer.write(data)
+            writer.close()
+        elif kind == "zip":
+            with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+                for i, data in enumerate(part):
+                    archive.writestr(f"{path.stem}/{i:08d}", data)
+        else:
+            rows = np.frombuffer(b"".join(part), np.uint8).reshape(12, 2000)
+            h5py = pytest.importorskip("h5py")
+            with h5py.File(path, "w") as file:
+                file.create_dataset("x", data=rows, chunks=(3, 2000), compression="gzip")
+    return paths, {"format_name": {"h5": "hdf5"}.get(kind, kind)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "lost"), [("parquet", 3), ("arrow", 3), ("arrayrecord", 3), ("h5", 3), ("zip", 1)]
+)
+def test_a_damaged_compressed_part_costs_its_own_samples(
+    volume: Volume, tmp_path: Path, kind: str, lost: int
+) -> None:
+    paths, options = write_parts(tmp_path / "source", kind)
+    with closing(open_source(paths, **options)) as source:
+        import_dataset(volume, source, "whole", layout="path")
+    whole = contents(volume, "whole")
+    raw = paths[0].read_bytes()
+    at = raw.index(whole[sorted(whole)[7]][100:130])  # random bytes are stored as they are
+    if kind == "arrow":  # has no checksums
+        at = raw.rindex(b"\x28\xb5\x2f\xfd", 0, at)
+    paths[0].write_bytes(raw[:at] + bytes(200) + raw[at + 200 :])
+    for skip_bad, match in (
+        (None, rf"{paths[0].name}.*(00000007|row|record [678])"),
+        (lost - 1, "at most"),
+    ):
+        with (
+            refused_somehow(volume, match),
+            closing(open_source(paths, skip_bad=skip_bad, **options)) as source,
+        ):
+            import_dataset(volume, source, "n", layout="path")
+    for layout in ("path", "shuffled"):
+        with closing(open_source(paths, skip_bad=lost, **options)) as source:
+            report = import_dataset(volume, source, layout, layout=layout)
+        found = contents(volume, layout)
+        assert found.items() < whole.items()
+        assert report.bad.count == lost == len(whole) - len(found)
+        assert {one.source for one in report.bad.records} == {str(paths[0])}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "arrayrecord", "h5", "zip"])
+@pytest.mark.parametrize("share", [0, 2 / 3])
+def test_a_cut_file_costs_no_other(volume: Volume, tmp_path: Path, kind: str, share: float) -> None:
+    paths, options = write_parts(tmp_path / "source", kind)
+    cut(paths[0], int(paths[0].stat().st_size * share))
+    with refused_somehow(volume, paths[0].name), closing(open_source(paths, **options)) as source:
+        import_dataset(volume, source, "n")
+    with closing(open_source(paths, skip_bad=1, **options)) as source:
+        report = import_dataset(volume, source, "n")
+    assert len(contents(volume, "n")) == 12
+    assert [(one.source, one.record) for one in report.bad.records] == [
+        (str(paths[0]), bad_records.REST)
+    ]
+
+
+@pytest.mark.parametrize("damage", ["cut", "compressed"])
+def test_a_damaged_shard_costs_no_other(volume: Volume, tmp_path: Path, damage: str) -> None:
+    rows = [[np.random.default_rng(i).bytes(500)] for i in range(12)]
+    folder = write_mds_shards(tmp_path, {"x": ("bytes", None)}, rows, shard_rows=4)
+    damaged = tmp_path / "shard.00004.mds"
+    if damage == "cut":
+        cut(damaged, 700)
+    else:
+        packed = gzip.compress(damaged.read_bytes())
+        damaged.unlink()
+        (tmp_path / "packed.gz").write_bytes(packed[:60] + bytes(20) + packed[80:])
+        index = json.loads((tmp_path / "index.json").read_text())
+        zipped = {"basename": "packed.gz", "bytes": len(packed), "hashes": {}}
+        index["shards"][1] |= {"zip_data": zipped, "compression": "gz"}
+        (tmp_path / "index.json").write_text(json.dumps(index))
+    written = Written(folder, {}, [])
+    with refused_somehow(volume, r"shard\.00004\.mds"):
+        import_some(volume, written, None)
+    report = import_some(volume, written, 1)
+    assert sorted(contents(volume, "n").values()) == sorted(
+        row for i, (row,) in enumerate(rows) if not 4 <= i < 8
+    )
+    assert [one.record for one in report.bad.records] == [bad_records.REST]
+
+
 def test_a_damaged_compressed_archive_is_refused(volume: Volume, tmp_path: Path) -> None:
     """Its checksum is that of members before, too."""
     written = write_packed_tar(tmp_path / "source", ())
@@ -412,14 +625,15 @@ def test_files_that_cannot_be_opened_are_left_out(volume: Volume, tmp_path: Path
         import_some(volume, written, 1)
 
 
-def test_the_end_of_a_damaged_file_is_lost(volume: Volume, tmp_path: Path) -> None:
+def test_a_damaged_row_group_is_lost(volume: Volume, tmp_path: Path) -> None:
     written = write_parquet(tmp_path / "source", ())
     raw = written.path.read_bytes()
     at = raw.index(DATA[4])
     written.path.write_bytes(raw[: at - 30] + bytes(40) + raw[at + 10 :])
-    report = import_some(volume, written, 1)
-    assert [one.record for one in report.bad.records] == [bad_records.REST]
-    assert samples_of(volume) == {f"x/{i:08d}": DATA[i] for i in range(4)}
+    report = import_some(volume, written, 4)
+    assert [one.record for one in report.bad.records] == ["rows 4..7"]
+    assert report.bad.count == 4
+    assert samples_of(volume) == {f"x/{i:08d}": DATA[i] for i in (0, 1, 2, 3, 8)}
 
 
 # ---- what only the writer finds ------------------------------------------------------------------

@@ -55,7 +55,8 @@ def test_keys_are_paths(volume: Volume, tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, VALUES)
     want = {key.decode(): value for key, value in VALUES.items()}
     source = open_source(path)
-    assert (source.sample_count, source.sample_bytes) == (len(VALUES), None)
+    assert source.sample_count == len(VALUES)
+    assert source.sample_bytes == sum(map(len, VALUES.values()))
     assert {key: value for key, (value, _) in take(source).items()} == want
     assert import_all(volume, path) == want
     assert import_by_command(tmp_path, f"{path} V --format lmdb") == want
@@ -89,7 +90,7 @@ def test_named_databases_are_not_overlooked(volume: Volume, tmp_path: Path) -> N
 def test_keys_are_selected(tmp_path: Path) -> None:
     path = write(tmp_path / "e", VALUES | {b"__len__": b"300"})
     source = open_source(path, options={"select": "d1/*"})
-    assert source.sample_count is None
+    assert source.sample_count == 100
     assert set(take(source)) == {key.decode() for key in VALUES if key.startswith(b"d1/")}
     assert source.skipped == {"key that select leaves out": 201}
 

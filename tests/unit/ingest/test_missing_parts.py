@@ -83,7 +83,7 @@ def test_hdf5_members_of_chunks_that_were_never_written(tmp_path: Path, h5py: An
     with pytest.raises(FormatError, match=r"expected 2 chunks, got 1: the chunk at \(10,\)"):
         open_source(path)
     source = open_source(path, options={"missing": "fill"})
-    (block,) = source.blocks(layout="path", seed=0)
+    block, _ = source.blocks(layout="path", seed=0)
     last = int(block.offsets[-1])
     assert block.data[last : last + 8].tobytes() == fill.tobytes()
     assert source.skipped == {"missing chunk, taken as the fill value": 1}

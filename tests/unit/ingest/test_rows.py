@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from dlfs.base.extras import install_command
 from dlfs.errors import DeviceError, DlfsError, FormatError, LimitError, UsageError
+from dlfs.ingest import records
 from dlfs.ingest.arrays import rows
 from dlfs.ingest.arrays.file import ArrayInfo
 from dlfs.ingest.arrays.rows import ArraySource, windows
@@ -140,7 +141,34 @@ def test_several_files_put_their_names_before(tmp_path: Path, kind: str) -> None
     assert not source.gives_shuffled
 
 
-def test_shuffled_goes_through_files_in_a_drawn_order(tmp_path: Path) -> None:
+def test_windows_of_all_files_are_read_in_a_drawn_order(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.npy" for name in "abc"]
+    for path in paths:
+        np.save(path, IMAGES)
+
+    def order(seed: int) -> list[str]:
+        source = open_arrays(*paths, buffer_bytes=5 * IMAGES[0].nbytes)
+        assert source.gives_runs
+        return list(take(source, "shuffled", seed))
+
+    found = order(1)
+    assert found == order(1) != order(2)
+    assert sorted(found) == list(take(open_arrays(*paths)))
+    runs = [(path[0], int(path[-8:]) // 5) for path in found]
+    assert len(list(groupby(runs))) == len(set(runs)) == 3 * 8
+    assert len(list(groupby(file for file, _ in runs))) > 8
+
+
+def test_a_file_without_rows_goes_with_others(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", IMAGES[:0])
+    np.save(tmp_path / "b.npy", IMAGES)
+    assert len(take(open_arrays(tmp_path / "a.npy", tmp_path / "b.npy"), "shuffled")) == 37
+
+
+def test_of_many_files_the_windows_of_one_follow_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "OPEN_FILES_MAX", 19)
     names = [f"f{number}" for number in range(20)]
     paths = [write(tmp_path, "npz", {"x": LABELS[:2], "y": LABELS[:2]}, name) for name in names]
     orders = [list(take(open_arrays(*paths), "shuffled", seed)) for seed in (1, 1, 2)]

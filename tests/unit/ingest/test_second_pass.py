@@ -58,7 +58,7 @@ def killed_in_second_pass(path: Path, volume: str, **options: Any) -> None:
     raise AssertionError("the second pass has committed no step")
 
 
-@pytest.mark.parametrize("kind", ["tar.gz", "parquet", "hdf5-fields", "npy"])
+@pytest.mark.parametrize("kind", ["tar.gz", "parquet", "npz", "mds"])
 def test_an_import_killed_in_both_passes_gives_the_same_dataset(tmp_path: Path, kind: str) -> None:
     made = SOURCES[kind](tmp_path)
 

@@ -87,7 +87,7 @@ def test_a_redirected_file_and_other_archives(
 def test_webdataset_from_a_pipe(feed: Feed) -> None:
     feed(archive({b"x.cls": b"7", b"x.jpg": b"jpeg", b"y.cls": b"8", b"y.jpg": b"other"}))
     source = open_source("-", format_name="webdataset", options={"attributes": "cls"})
-    (block,) = source.blocks(layout="path", seed=0)
+    block, _ = source.blocks(layout="path", seed=0)
     assert (block.paths, block.attributes["cls"].tolist()) == ([b"x.jpg", b"y.jpg"], [7, 8])
     source.close()
 

@@ -109,6 +109,7 @@ class RecordSource(ShardSource):
         self._defaults: dict[str, Any] | None = None
         has_examples = options.column is not None or bool(options.fields)
         self._examples = ExampleReader(f"import {self.name}") if has_examples else None
+        self.is_exact, self.shards_are_independent = not has_examples, True
 
     @abstractmethod
     def stream(self, number: int, bad: BadRecords) -> Generator[tuple[int, bytes], None, None]:
@@ -121,11 +122,12 @@ class RecordSource(ShardSource):
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Stream one file; see ``ShardSource``."""
-        return self.gather(number, self._records(number))
+        return self.gather(number, self.samples(number, self.stream(number, self.bad)))
 
-    def _records(self, number: int) -> Records:
-        with closing(self.stream(number, self.bad)) as stream:
-            for count, data in stream:
+    def samples(self, number: int, records: Generator[tuple[int, bytes], None, None]) -> Records:
+        """Yield the samples of some records of a file, which ``stream`` yields."""
+        with closing(records):
+            for count, data in records:
                 record = self.sample(number, count, memoryview(data))
                 if record is not None:
                     yield record

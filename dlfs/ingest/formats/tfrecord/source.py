@@ -104,7 +104,6 @@ class TfRecordSource(RecordSource):
         ]
         if set(self._compressions) == {"none"}:
             self.index = self._find_records()
-            self.index_is_exact = self._examples is None
             self.gives_shuffled = True
             self.sample_count = len(self.index.sizes) if options.nulls != "skip" else None
             if self._examples is None:
