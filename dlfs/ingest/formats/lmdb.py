@@ -40,6 +40,7 @@ import struct
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -54,6 +55,7 @@ from dlfs.base.closing import closed_on_error
 from dlfs.base.wording import quote
 from dlfs.errors import (
     DeviceError,
+    DlfsError,
     FormatError,
     TruncatedError,
     UsageError,
@@ -94,8 +96,6 @@ _DUPSORT, _UNORDERED = 0x04, 0x02 | 0x08
 _NO_PAGE = (1 << 64) - 1
 _DEPTH_MAX = 32
 _PAGE_BYTES = range(512, 65536 + 1)
-_PAGE_ERRORS = (*RecordError, DeviceError)
-"""Errors of a page that is not to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,10 +312,11 @@ class PageFile:
                 good key.
             DeviceError: the file cannot be read.
         """
-        count, last, before = 0, b"", bad.count
-        for number in self._leaves(tree, bad):
+        count, last = 0, b""
+        lost: list[DlfsError] = []
+        for number in self._leaves(tree, bad, lost):
             where = f"{self._where}: behind key {quote(last)}" if count else self._where
-            with bad.leave_out(self._path, f"page {number}", _PAGE_ERRORS):
+            with self._leave_out(f"page {number}", bad, lost):
                 page = self._page(number, _LEAF, where)
                 for position, flags, key in _page_nodes(page, f"{where}: page {number}"):
                     if count and key <= last and not tree.flags & _UNORDERED:
@@ -328,11 +329,23 @@ class PageFile:
                         )
                     is_tree = bool(flags & _TREE_IN_NODE)
                     yield key, is_tree, partial(self._place, number, page, position, flags, key)
-        if count != tree.entries and bad.count == before:
+        if count != tree.entries and not lost:
             raise FormatError(f"{self._where}: expected {tree.entries} keys, got {count}")
+        if count + len(lost) < tree.entries:  # each of these pages counts as one record so far
+            number = tree.entries - count - len(lost)
+            bad.note(self._path, "further keys of these pages", lost[-1], number)
 
-    def _leaves(self, tree: Tree, bad: BadRecords) -> Iterator[int]:
-        """Yield the numbers of the leaf pages, in the order of their keys."""
+    @contextmanager
+    def _leave_out(self, page: str, bad: BadRecords, lost: list[DlfsError]) -> Iterator[None]:
+        """Note a page, and add its error to some others, if it cannot be read."""
+        try:
+            yield
+        except (*RecordError, DeviceError) as error:
+            bad.note(self._path, page, error)
+            lost.append(error)
+
+    def _leaves(self, tree: Tree, bad: BadRecords, lost: list[DlfsError]) -> Iterator[int]:
+        """Yield the numbers of the leaf pages, in the order of their keys; see ``_leave_out``."""
         pending = [(tree.root, 1)] if tree.root != _NO_PAGE else []
         visits = 0
         while pending:
@@ -347,7 +360,7 @@ class PageFile:
                 yield number
                 continue
             children = []
-            with bad.leave_out(self._path, f"pages below {number}", _PAGE_ERRORS):
+            with self._leave_out(f"pages below {number}", bad, lost):
                 page = self._page(number, _BRANCH, self._where)
                 for position, flags, _ in _page_nodes(page, f"{self._where}: page {number}"):
                     low, high, _, _ = _NODE.unpack_from(page, position)
