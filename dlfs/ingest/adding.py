@@ -37,8 +37,10 @@ class BlockAdder:
             for path in writer.kept_paths():
                 self._folders.update(_folders(path, self._folders))
 
-    def add(self, block: SampleBlock) -> tuple[int, int]:
+    def add(self, block: SampleBlock) -> tuple[int, int] | None:
         """Add a block; return the number of samples that were added, and their bytes.
+
+        Of a block that has only a cursor, return None.
 
         Raises:
             TooManyBadError: more records are bad than allowed.
@@ -52,7 +54,7 @@ class BlockAdder:
                     self._writer.note_cursor(block.cursor)
                 if block.ends_step:
                     self._writer.end_step()
-            return 0, 0
+            return (0, 0) if block.ends_step else None
         if not self._bad.are_allowed:
             return self._add(block)
         new = choose_samples(block, self._find_new(block.paths))

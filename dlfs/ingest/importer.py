@@ -343,14 +343,14 @@ def import_dataset(
         is_known = previous.__contains__ if previous is not None and skip_existing else None
         labels = {} if previous is None else previous.labels()
         known = source.leave_out(is_known) if is_known else 0
-        totals = source.sample_count, source.sample_bytes
-        meter = Meter(progress, *map(_less, totals, kept))
+        meter = Meter(progress, *map(_less, (source.sample_count, source.sample_bytes), kept))
         with closing(source.blocks(layout=writer.layout, seed=seed)) as blocks:
             for block in without_first(blocks, left):
                 _check_labels(block, labels, source.name)
                 new = without_known(block, is_known) if is_known else block
                 known += len(block.paths) - len(new.paths)
-                meter.add(*adder.add(new))
+                if (added := adder.add(new)) is not None:
+                    meter.add(*added)
         bad = adder.finish()
         for path in source.empty_directories:
             writer.add_directory(path)

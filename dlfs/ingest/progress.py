@@ -44,7 +44,7 @@ class Meter:
     """Counts samples as they are done, and calls a callback.
 
     Args:
-        callback: called at the start and by each ``add`` of samples; None if no caller wants it.
+        callback: called at the start and by each ``add``; None if no caller wants it.
         samples_total: number of samples, if it is known.
         bytes_total: size of all samples in bytes, if it is known.
     """
@@ -69,8 +69,7 @@ class Meter:
         """Count samples as done."""
         self.samples += samples
         self.bytes += size_bytes
-        if samples:
-            self._report()
+        self._report()
 
     def seal(self, samples: int) -> None:
         """Count samples as in the directory of the new version."""

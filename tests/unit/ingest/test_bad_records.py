@@ -124,15 +124,15 @@ def write_zip(folder: Path, bad: Bad) -> Written:
 
 
 def write_webdataset(folder: Path, bad: Bad) -> Written:
-    """Keys that lack a member, or have two of one extension."""
+    """Keys that lack a member, have two of one extension, or one that is no number."""
     folder.mkdir()
     members = []
     for i, data in enumerate(DATA):
         members.append((f"{i}.bin", data))
         if i not in bad:
             members.append((f"{i}.cls", b"%d" % i))
-        elif i % 2:
-            members += [(f"{i}.cls", b"1"), (f"{i}.CLS", b"2")]
+        elif i % 3:
+            members += [(f"{i}.cls", b"\xff"), (f"{i}.CLS", b"2")][: i % 3]
     (folder / "x.tar").write_bytes(tar(*members))
     options = {"format_name": "webdataset", "options": {"attributes": "cls"}}
     return Written(folder / "x.tar", options, [f"{i}.bin" for i in range(COUNT)])
@@ -408,7 +408,8 @@ class refused_somehow:  # noqa: N801 - used as a function
 
 
 @pytest.mark.parametrize(
-    "write", [write_tar, write_packed_tar, write_tfrecord, write_packed_tfrecord]
+    "write",
+    [write_tar, write_packed_tar, write_tfrecord, write_packed_tfrecord, write_webdataset],
 )
 def test_what_is_before_the_end_of_a_cut_file_is_imported(
     volume: Volume, tmp_path: Path, write: Write
@@ -423,8 +424,11 @@ def test_what_is_before_the_end_of_a_cut_file_is_imported(
         written.path.write_bytes(packer)
     else:
         cut(written.path, len(written.path.read_bytes()) // 2 if "tf" in suffix else 3100)
-    options = {"prefix_shards": "yes"} if "tar" in suffix else {}
-    source = open_source([written.path, second], skip_bad=1, options=options)
+    options = written.options.get("options", {})
+    if "tar" in suffix:
+        options |= {"prefix_shards": "yes"}
+    names = {key: value for key, value in written.options.items() if key != "options"}
+    source = open_source([written.path, second], skip_bad=1, options=options, **names)
     report = import_dataset(volume, source, "n", layout="path")
     source.close()
     samples = samples_of(volume)
