@@ -15,7 +15,9 @@ Three kinds of errors reach ``note``:
 
 An import that goes on at a cursor of its source begins with the bad records up to there, which the
 unfinished import has (``restore``). One that reads its source again from the start finds them
-again. What a thread notes while it reads ahead counts when its block is taken (``hold_back``).
+again, but not those that the dataset writer found: so it takes the ones that the unfinished import
+has when it has passed over the samples of earlier steps (``replace``). What a thread notes while it
+reads ahead counts when its block is taken (``hold_back``).
 
 A source takes the ``BadRecords`` of its caller from ``current`` when it is made; ``opening`` sets
 it, because errors are also found while a source is opened.
@@ -294,6 +296,17 @@ class BadRecords:
         """
         self._good += good_count
         self.add(report.reasons, report.records)
+
+    def replace(self, report: BadReport) -> None:
+        """Take the bad records of an earlier import in place of those that were found again.
+
+        Args:
+            report: from ``report_since_opening`` of the earlier import.
+        """
+        with self._lock:
+            reasons, first = self._opened
+            self._reasons = reasons + Counter(report.reasons)
+            self._records[first:] = report.records
 
     def count_good(self, count: int) -> None:
         """Count samples that are imported; check the share of bad ones if enough were seen.

@@ -345,7 +345,7 @@ def import_dataset(
         known = source.leave_out(is_known) if is_known else 0
         meter = Meter(progress, *map(_less, (source.sample_count, source.sample_bytes), kept))
         with closing(source.blocks(layout=writer.layout, seed=seed)) as blocks:
-            for block in without_first(blocks, left):
+            for block in without_first(blocks, left, partial(_take_bad, source, writer)):
                 _check_labels(block, labels, source.name)
                 new = without_known(block, is_known) if is_known else block
                 known += len(block.paths) - len(new.paths)
@@ -462,6 +462,12 @@ def _go_on(source: Source, writer: StepWriter) -> int:
     sought = 0 if cursor is None else source.seek(cursor.count, cursor)
     source.bad.restore(writer.bad_so_far if sought else BadReport(), good)
     return sought
+
+
+def _take_bad(source: Source, writer: DatasetWriter | StepWriter) -> None:
+    """Take the bad records up to the last step, behind which the source is now."""
+    if isinstance(writer, StepWriter) and source.bad.are_allowed:
+        source.bad.replace(writer.bad_so_far)
 
 
 def _less(total: int | None, kept: int) -> int | None:

@@ -106,11 +106,21 @@ class SampleBlock:
         return SampleBlock(paths, data, offsets - start, lengths, columns, self.cursor)
 
 
-def without_first(blocks: Iterable[SampleBlock], count: int) -> Generator[SampleBlock, None, None]:
-    """Yield the blocks without their first ``count`` samples, and without the cursors in these."""
+def without_first(
+    blocks: Iterable[SampleBlock], count: int, passed: Callable[[], None] = lambda: None
+) -> Generator[SampleBlock, None, None]:
+    """Yield the blocks without their first ``count`` samples, and without the cursors in these.
+
+    Args:
+        blocks: the blocks.
+        count: number of samples to leave out.
+        passed: called when the last of them was left out, before the next block is taken.
+    """
     for block in blocks:
         left = min(count, len(block.paths))
         count -= left
+        if left and not count:
+            passed()
         if not left:
             yield replace(block, cursor=None) if count else block
         elif left < len(block.paths):

@@ -235,6 +235,7 @@ ALLOWED = {
     ("fabric/discovery.py", "ThreadPool"): "ends with the call",
     ("ingest/files.py", "ThreadPool"): "ends when all files are listed",
     ("ingest/source.py", "ThreadPool"): "ends with the call",
+    ("ingest/formats/zip.py", "ThreadPool"): "ends with the call",
     ("ingest/remote/fetching.py", "ThreadPool"): "ends with the import",
     ("ingest/remote/fetching.py", "Condition"): "ends with the import; its lock is a Lock",
     ("ingest/remote/spool.py", "ThreadPool"): "ends with the call",

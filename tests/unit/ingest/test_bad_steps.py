@@ -167,7 +167,7 @@ class ListedSource(Source):
             yield SampleBlock([path], data, np.zeros(1, np.int64), np.array([50]))
 
 
-@pytest.mark.parametrize("kill_at", [None, 3, 5])
+@pytest.mark.parametrize("kill_at", [None, 3, 7, 9])
 def test_paths_that_an_earlier_step_has_are_left_out(tmp_path: Path, kill_at: int | None) -> None:
     volume = fresh(tmp_path / "v.img")
     paths = [b"a", b"b/c/d", b"a", b"b/c", b"a/x", b"e", b"b", b"f"]
@@ -182,7 +182,7 @@ def test_paths_that_an_earlier_step_has_are_left_out(tmp_path: Path, kill_at: in
         assert dataset.get("a")[:1] == b"\0"
 
 
-@pytest.mark.parametrize("kill_at", [None, 3, 5])
+@pytest.mark.parametrize("kill_at", [None, 3, 7, 9])
 def test_paths_that_the_earlier_version_has_are_left_out(
     tmp_path: Path, kill_at: int | None
 ) -> None:

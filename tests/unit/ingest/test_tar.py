@@ -172,7 +172,8 @@ def test_symbolic_links_are_followed_to_files_and_folders(write: Callable[..., P
 
 def test_symbolic_links_are_skipped_and_counted(write: Callable[..., Path]) -> None:
     source = TarSource([write(("a", b""), symbolic("b", "nowhere"))], TarOptions(links="skip"))
-    assert [block.paths for block in source.blocks(layout="path", seed=0)] == [[b"a"]]
+    paths = [path for block in source.blocks(layout="path", seed=0) for path in block.paths]
+    assert paths == [b"a"]
     assert source.skipped == {"symbolic link": 1}
 
 
