@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import re
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ _MISSING_STATUS = (404, 410)
 _CONNECT_S = 30
 _READ_S = 60
 """Longest wait for the next bytes of a response over HTTP, in seconds."""
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _VERSIONS = (
     "ETag", "etag", "generation", "blob_id", "Last-Modified", "LastModified", "last_modified",
     "updated", "mtime", "created",
@@ -253,6 +255,8 @@ class S3Store(_StreamingStore):
         try:
             if differs(version_of(response), item.version):
                 raise item.changed(version_of(response))
+            if "Range" in options:
+                _check_range(item, first, last, response.get("ContentRange"))
             while data := await body.read(_BODY_BYTES):
                 yield data
         finally:
@@ -281,6 +285,8 @@ class HttpStore(_StreamingStore):
                 raise item.changed(got)
             if is_part and answer.status != 206:
                 raise item.changed(f"status {answer.status} for a range")
+            if is_part:
+                _check_range(item, first, last, answer.headers.get("Content-Range"))
             async for data in answer.content.iter_any():
                 yield data
 
@@ -357,6 +363,24 @@ def open_store(url: str) -> Store:
     if "https" in protocols and hasattr(system, "encode_url"):
         return HttpStore(system)
     return Store(system)
+
+
+def _check_range(item: RemoteObject, first: int, last: int, got: str | None) -> None:
+    """Check the Content-Range of a response to a request for a range.
+
+    Raises:
+        DeviceError: the store sends other bytes, or the object has another size.
+    """
+    match = _CONTENT_RANGE.fullmatch((got or "").strip())
+    if match is None or (int(match[1]), int(match[2]) + 1) != (first, last):
+        raise DeviceError(
+            f"import {item.shown}: expected bytes {first} to {last} of {item.size_bytes}, got "
+            f"Content-Range {got or 'none'!r}: the server, or a cache before it, does not answer "
+            "ranges as RFC 9110 says",
+            errno.EIO,
+        )
+    if match[3] not in ("*", str(item.size_bytes)):
+        raise item.changed(f"{match[3]} bytes")
 
 
 async def _take(body: AsyncGenerator[bytes, None]) -> tuple[list[bytes], bool]:

@@ -46,6 +46,7 @@ class Web:
         self.get_headers: dict[str, str] = {}
         self.head_status = 0
         """Status of every answer to HEAD, and to GET of what is looked up; 0: as it is."""
+        self.content_range = "bytes {first}-{last}/{size}"
         self.statuses: list[int] = []
         """Statuses of the next GET answers; 0 closes the connection in the middle of the body."""
         self.gets: Counter[str] = Counter()
@@ -77,7 +78,8 @@ class Web:
         headers = {**self.headers, **({} if is_head else self.get_headers)}
         if span and self.has_ranges and status == 200:
             first, last = map(int, span.removeprefix("bytes=").split("-"))
-            headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+            here = {"first": first, "last": last, "size": len(data)}
+            headers["Content-Range"] = self.content_range.format(**here, length=last - first)
             data, status = data[first : last + 1], 206
         request.send_response(status or 200)
         headers["Content-Type"] = "text/html" if path.endswith("/") else "application/data"
@@ -144,6 +146,23 @@ def test_a_file_that_changes_after_the_listing_is_an_error(
 ) -> None:
     web.headers, web.get_headers = {field: "one"}, {field: "two"}
     with pytest.raises(DeviceError, match=r"a%20b.bin: the object changed .* got .*=two"):
+        fetched(f"{web.url}/d/", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content_range", "error"),
+    [
+        ("bytes 0-{length}/{size}", "expected bytes .* of 5120, got Content-Range .bytes 0-"),
+        ("", "expected bytes .* got Content-Range 'none'"),
+        ("bytes {first}-{last}/5121", "the object changed .* got 5121 bytes"),
+    ],
+)
+def test_another_range_than_was_asked_for_is_an_error(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content_range: str, error: str
+) -> None:
+    monkeypatch.setattr(stores, "PIECE_BYTES", 1000)
+    web.content_range = content_range
+    with pytest.raises(DeviceError, match=f"import {web.url}/d/a%20b.bin: .*{error}"):
         fetched(f"{web.url}/d/", tmp_path)
 
 
