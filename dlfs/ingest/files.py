@@ -18,11 +18,10 @@ import os
 from abc import abstractmethod
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +35,7 @@ from dlfs.base.threads import ThreadPool
 from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.format.journal import Cursor
 from dlfs.ingest.bad_records import current
-from dlfs.ingest.order import block_ends, indexed_blocks, packing_order, position_after
+from dlfs.ingest.order import indexed_blocks, packing_order, position_after
 from dlfs.ingest.source import (
     THREADS,
     Array,
@@ -50,36 +49,6 @@ from dlfs.ingest.source import (
     show,
     stream_ahead,
 )
-
-
-class Arrivals(Protocol):
-    """Brings files to their places while they are imported; see ``FilesSource.arrivals``."""
-
-    def begin(self, paths: Sequence[str], first: int, blocks: Sequence[int]) -> Sequence[int]:
-        """Begin to bring files.
-
-        Args:
-            paths: all files, in the order in which they are read.
-            first: number of those that are not read any more.
-            blocks: number after the last file of each block in which they are read.
-
-        Returns:
-            The numbers of files after which a step has to end.
-        """
-        ...
-
-    def wait(self, count: int) -> None:
-        """Wait until the first files in this order are there.
-
-        Raises:
-            DlfsError: they cannot be brought.
-        """
-        ...
-
-    def cancel(self) -> None:
-        """End all waits."""
-        ...
-
 
 DIRECTORIES_MAX = 128
 """Most directories below one that are open at a time."""
@@ -230,10 +199,6 @@ class FilesSource(Source):
         follow_links: True if a path may end in a symbolic link.
         directory: an open descriptor of the folder, which is then not opened by its path.
 
-    Attributes:
-        arrivals: brings the files while they are read, in place of empty ones of their sizes; None
-            if they are all there.
-
     Raises:
         NotFoundError: the folder does not exist.
         UsageError: the folder is none.
@@ -241,7 +206,6 @@ class FilesSource(Source):
     """
 
     gives_shuffled = True
-    arrivals: Arrivals | None = None
 
     def __init__(
         self, name: str, folder: str, *, follow_links: bool, directory: int | None = None
@@ -331,37 +295,12 @@ class FilesSource(Source):
             DeviceError: a file cannot be read, or has changed since the first stat.
         """
         order = packing_order(len(self._chosen), layout=layout, seed=seed)
-        if self.arrivals is None:
-            return stream_ahead(self._in_order(order), bad=self.bad)
-        found = self._as_they_arrive(order, self.arrivals)
-        return stream_ahead(found, bad=self.bad, cancel=self.arrivals.cancel)
+        return stream_ahead(self._in_order(order), bad=self.bad)
 
     def _in_order(self, order: Uint64Array) -> Generator[SampleBlock, None, None]:
         sizes = self._sizes[self._chosen]
         yield from indexed_blocks(order, sizes, self._read, self.buffer_bytes, first=self._first)
         self._check_unchanged()
-
-    def _as_they_arrive(
-        self, order: Uint64Array, arrivals: Arrivals
-    ) -> Generator[SampleBlock, None, None]:
-        """Yield the blocks in an order, and a block without samples where a step has to end."""
-        folder, sizes = os.path.realpath(self._folder), self._sizes[self._chosen]
-        names = map(self._table.path, self._chosen[order].tolist())
-        paths = [os.path.join(folder, os.fsdecode(name)) for name in names]
-        blocks = [*block_ends(order, sizes, self.buffer_bytes)]
-        ends, position = arrivals.begin(paths, self._first, blocks), self._first
-
-        def read(numbers: Uint64Array, offsets: Int64Array, buffer: Bytes) -> SampleBlock:
-            nonlocal position
-            position += len(numbers)
-            arrivals.wait(position)
-            return self._read(numbers, offsets, buffer)
-
-        for end in ends:
-            if end > position:
-                part, first = order[:end], position
-                yield from indexed_blocks(part, sizes, read, self.buffer_bytes, first=first)
-                yield SampleBlock.empty({"position": end}, ends_step=True)
 
     def _check_unchanged(self) -> None:
         """Check, after the last block, what was not checked when a file was read."""
@@ -372,14 +311,6 @@ class FilesSource(Source):
         lengths = self._sizes[indices].astype(np.int64)
         chosen = indices[in_order]
         files = table.files[chosen]
-        if self.arrivals is not None:  # their times are those of their arrival
-            stat_files(
-                self._opened.value,
-                table.names,
-                files,
-                follow_links=self._follow_links,
-                threads=THREADS,
-            )
         files["buffer_offset"] = offsets[in_order]
         are_read = [True] * len(indices)
         if self._fill(files, chosen, buffer):

@@ -37,7 +37,8 @@ from dlfs.ingest.patterns import expand
 from dlfs.ingest.progress import Meter, ProgressCallback, second_pass_meter
 from dlfs.ingest.records import find_shards
 from dlfs.ingest.registry import AUTO, FORMATS, STDIN, find_format, make_options, recognise
-from dlfs.ingest.remote.source import ArrivingFiles, ArrivingShards, SpooledSource
+from dlfs.ingest.remote.objects import ObjectsSource
+from dlfs.ingest.remote.source import ArrivingShards, SpooledSource
 from dlfs.ingest.remote.spool import Spool
 from dlfs.ingest.remote.urls import is_url
 from dlfs.ingest.source import (
@@ -101,8 +102,8 @@ def open_source(
 ) -> Source:
     """Open the source that paths name: a folder, archives, or files of a format.
 
-    The objects that URLs name (``s3://bucket/train``) are fetched first, or while they are imported
-    if they are more than ``spool_bytes``; see ``ingest.remote``.
+    The objects that URLs name (``s3://bucket/train``) are fetched while they are imported, if they
+    are files of a folder or more than ``spool_bytes``, else before; see ``ingest.remote``.
 
     Args:
         paths: one path or URL, or several of one format. ``train-{000000..000099}.tar`` and globs
@@ -115,7 +116,7 @@ def open_source(
         spool_bytes: most bytes of these copies, > 0; a larger object is the only one. Objects of
             files that a format reads together are all copied; that they are more is then an error.
             By default ``SPOOL_BYTES``, and such objects are copied anyway.
-        fetch_progress: called when an object has been fetched.
+        fetch_progress: called when an object has been fetched before the import.
         skip_bad: bad records that the import may leave out: a number, or a share of all records
             such as ``0.1%``; by default the first one is an error. See ``ingest.bad_records``.
 
@@ -158,26 +159,30 @@ def _open_arriving(
         UsageError: all objects have to be fetched before, and are more than the caller allows.
     """
     limit_bytes = SPOOL_BYTES if spool_bytes is None else spool_bytes
-    if copies.size_bytes <= limit_bytes:
-        return None
-    copies.prepare(limit_bytes)
     paths = [*chain.from_iterable(copies.copies[text] for text in texts if is_url(text))]
     row = None
     if all(map(is_url, texts)):
         with suppress(UsageError):  # what has no known name is known when it was fetched
-            row = recognise(paths) if format_name == AUTO else find_format(format_name)
-    fingerprint = fingerprint_of(format_name, dict(options), copies.fingerprint)
-    source: Source | None = None
+            is_auto = format_name == AUTO
+            row = recognise(paths, copies.entries()) if is_auto else find_format(format_name)
     if row is not None and row.name in FILES:
-        source = _open_local(paths, row.name, options, are_copies=True)
-        assert isinstance(source, FilesSource)
-        source.arrivals = ArrivingFiles(copies, limit_bytes)
-    elif row is not None and row.by_file:
+        make_options(row, options)
+        samples = ObjectsSource(copies, limit_bytes, has_classes=row.name == "imagefolder")
+        if format_name == AUTO:
+            warn_of_containers(copies.show(samples.name), samples.file_paths())
+        return _spooled(samples, copies, format_name, options)
+    copies.make_folders()
+    if copies.size_bytes <= limit_bytes:
+        return None
+    copies.prepare(limit_bytes)
+    source: Source | None = None
+    if row is not None and row.by_file:
         shards = copies.objects_of(find_shards(row, paths))
         if shards is None or len(shards) == 1:
             return None
         make_options(row, options)
         open_shard = partial(_open_shard, row.name, options)
+        fingerprint = fingerprint_of(format_name, dict(options), copies.fingerprint)
         source = ArrivingShards(copies, limit_bytes, shards, open_shard, fingerprint)
     elif spool_bytes is not None:
         what = "these objects" if row is None else f"objects of format {row.name}"
@@ -186,10 +191,15 @@ def _open_arriving(
             f"for local copies, as {what} are fetched before they are read, got spool_bytes = "
             f"{format_bytes(spool_bytes)}"
         )
-    if source is None:
-        return None
+    return None if source is None else _spooled(source, copies, format_name, options)
+
+
+def _spooled(
+    source: Source, copies: Spool, format_name: str, options: Mapping[str, object]
+) -> SpooledSource:
+    """Return a source of objects that are fetched while they are imported."""
     spooled = SpooledSource(source, copies)
-    spooled.fingerprint = fingerprint
+    spooled.fingerprint = fingerprint_of(format_name, dict(options), copies.fingerprint)
     return spooled
 
 

@@ -63,14 +63,6 @@ def position_after(count: int, cursor: Cursor) -> int:
     return int(cursor.value["position"]) + count - cursor.count
 
 
-def block_ends(order: Uint64Array, sizes: Uint64Array, buffer_bytes: int) -> Iterator[int]:
-    """Yield the position after the last sample of each block; see ``take_block``."""
-    position = 0
-    while position < len(order):
-        position += len(take_block(order, sizes, position, buffer_bytes)[0])
-        yield position
-
-
 ReadBlock = Callable[[Uint64Array, Int64Array, Bytes], SampleBlock]
 """Function that reads samples: their indices, an offset in the buffer for each, and the buffer."""
 

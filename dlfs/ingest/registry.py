@@ -219,17 +219,28 @@ def find_format(name: str) -> Format:
     raise UsageError(f"import: expected a format of {known}, got {name!r}")
 
 
-def recognise(paths: Sequence[str]) -> Format:
+def recognise(
+    paths: Sequence[str], listed: Mapping[str, Sequence[str] | None] | None = None
+) -> Format:
     """Recognise the one format of some files or folders. Standard input counts as a tar archive.
 
     Files of no known format go with plain folders; each is a sample.
+
+    Args:
+        paths: paths of the files and folders.
+        listed: the names in those of them that are folders of remote objects, and None for objects,
+            which are recognised by their names alone.
 
     Raises:
         NotFoundError: a path does not exist.
         UsageError: a file is of no known format, or the files are of several formats.
         DeviceError: a file cannot be read.
     """
-    found = [_recognise_one(path) for path in paths]
+    known = listed or {}
+    found = [
+        _recognise_listed(path, known[path]) if path in known else _recognise_one(path)
+        for path in paths
+    ]
     folder = find_format("folder")
     if None in found and folder not in found:
         path = paths[found.index(None)]
@@ -258,10 +269,8 @@ def _recognise_one(path: str) -> Format | None:
     try:
         if Path(path).is_dir():
             return _recognise_folder(os.listdir(path))
-        name = Path(path).name.lower()
-        for row in FORMATS:
-            if any(fnmatchcase(name, pattern) for pattern in row.names):
-                return row
+        if (named := _recognise_name(path)) is not None:
+            return named
         with open(path, "rb") as file:
             head = file.read(_MAGIC_BYTES)
     except FileNotFoundError as error:
@@ -270,6 +279,18 @@ def _recognise_one(path: str) -> Format | None:
         raise DeviceError(f"import {path}: {error.strerror}", error.errno or 0) from error
     for row in FORMATS:
         if any(head[offset:].startswith(magic) for offset, magic in row.magic):
+            return row
+    return None
+
+
+def _recognise_listed(path: str, entries: Sequence[str] | None) -> Format | None:
+    return _recognise_name(path) if entries is None else _recognise_folder(entries)
+
+
+def _recognise_name(path: str) -> Format | None:
+    name = Path(path).name.lower()
+    for row in FORMATS:
+        if any(fnmatchcase(name, pattern) for pattern in row.names):
             return row
     return None
 

@@ -22,7 +22,7 @@ import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
@@ -347,30 +347,55 @@ class ImageFolderSource(FolderSource):
     """
 
     def _find_files(self) -> Mapping[str, npt.NDArray[Any]]:
-        """Return ``label``, ``int64[n_files]``, and ``class``, ``object[n_files]``."""
+        """Return the columns of ``class_columns``."""
         self._hidden: Counter[str] = Counter()
         super()._find_files()
-        if self._hidden:
-            shown = ", ".join(show(os.fsencode(name)) for name in list(self._hidden)[:_NAMES_SHOWN])
-            more = ", ..." if len(self._hidden) > _NAMES_SHOWN else ""
-            self.skipped[f"hidden file or folder: {shown}{more}"] = self._hidden.total()
-        names: list[str] = []
-        for index in range(len(self._table)):
-            path = self._table.path(index)
-            folder, slash, _ = path.partition(b"/")
-            if not slash:
-                where = f"import {join_shown(self.name, path)}"
-                error = UsageError(f"{where}: expected files in class folders only")
-                self._leave_out(index, error)
-            names.append(os.fsdecode(folder) if slash else "")
-        numbers = {name: number for number, name in enumerate(sorted(set(names) - {""}))} | {"": 0}
-        texts = {name: os.fsencode(name).decode("utf-8", "backslashreplace") for name in numbers}
-        classes = np.array([texts[name] for name in names], object)
-        labels = np.array([numbers[name] for name in names], np.int64)
-        return {"label": labels, "class": classes}
+        self.skipped += count_hidden(self._hidden)
+        columns, outside = class_columns(self.file_paths())
+        for index in outside:
+            self._leave_out(index, outside_classes(self.name, self._table.path(index)))
+        return columns
 
     def _is_wanted(self, name: str) -> bool:
         if name.startswith("."):
             self._hidden[name] += 1
             return False
         return True
+
+
+def class_columns(paths: Iterable[bytes]) -> tuple[Mapping[str, npt.NDArray[Any]], list[int]]:
+    """Return the classes of files in class folders.
+
+    Args:
+        paths: paths of the files, relative to the folder of all.
+
+    Returns:
+        ``label``, ``int64[n_files]``, and ``class``, ``object[n_files]``; and the indices of the
+        files that are in no class folder.
+    """
+    names: list[str] = []
+    outside: list[int] = []
+    for index, path in enumerate(paths):
+        folder, slash, _ = path.partition(b"/")
+        if not slash:
+            outside.append(index)
+        names.append(os.fsdecode(folder) if slash else "")
+    numbers = {name: number for number, name in enumerate(sorted(set(names) - {""}))} | {"": 0}
+    texts = {name: os.fsencode(name).decode("utf-8", "backslashreplace") for name in numbers}
+    classes = np.array([texts[name] for name in names], object)
+    labels = np.array([numbers[name] for name in names], np.int64)
+    return {"label": labels, "class": classes}, outside
+
+
+def outside_classes(folder: str, path: bytes) -> UsageError:
+    """Return the error for a file that is in no class folder."""
+    return UsageError(f"import {join_shown(folder, path)}: expected files in class folders only")
+
+
+def count_hidden(hidden: Counter[str]) -> Counter[str]:
+    """Return the number of hidden files and folders by the reason that names them."""
+    if not hidden:
+        return Counter()
+    shown = ", ".join(show(os.fsencode(name)) for name in list(hidden)[:_NAMES_SHOWN])
+    more = ", ..." if len(hidden) > _NAMES_SHOWN else ""
+    return Counter({f"hidden file or folder: {shown}{more}": hidden.total()})

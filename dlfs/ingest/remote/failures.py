@@ -75,16 +75,28 @@ def with_retries(request: Callable[[], Result], what: str, stop: Event | None = 
             return request()
         except Exception as error:  # noqa: BLE001
             attempt += 1
-            if waiting.is_set() or attempt == ATTEMPTS_MAX or not is_temporary(error):
-                raise typed(error, what) from cause_of(error)
-        waiting.wait(delay_s(attempt))
+            delay_s = delay_before_next(error, attempt, what, is_last=waiting.is_set())
+        waiting.wait(delay_s)
 
 
-def delay_s(attempt: int) -> float:
-    """Return the delay after some failed attempts, in seconds: exponential, drawn at random.
+def delay_before_next(error: Exception, attempt: int, what: str, *, is_last: bool = False) -> float:
+    """Return the delay before the next attempt of a request that failed, in seconds.
+
+    The delay grows exponentially, and is drawn at random.
+
+    Args:
+        error: exception of the request.
+        attempt: number of attempts so far.
+        what: action and object, which begin the message of an error.
+        is_last: True if no further attempt is wanted.
+
+    Raises:
+        DlfsError: the error is permanent, or there were ``ATTEMPTS_MAX`` attempts.
 
     Source: "Exponential Backoff And Jitter", AWS Architecture Blog, 2015, "full jitter".
     """
+    if is_last or attempt == ATTEMPTS_MAX or not is_temporary(error):
+        raise typed(error, what) from cause_of(error)
     return random.uniform(0, min(DELAY_MAX_S, DELAY_S * 2**attempt))
 
 

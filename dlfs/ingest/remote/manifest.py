@@ -43,6 +43,8 @@ class Manifest:
         """CRC32C of each complete object, by key."""
         self.facts: dict[str, dict[str, Any]] = {}
         """What an import has found in each object that it has read, by key."""
+        self.versions: dict[str, tuple[int, str]] = {}
+        """Size in bytes, and version, of complete objects of which the listing had neither."""
         self._pieces: dict[str, dict[int, int]] = {}
         self._digests: dict[str, dict[str, str]] = {}
         self._lock = Lock()
@@ -80,7 +82,7 @@ class Manifest:
                 file: its offset, and digests of the object; ``dropped`` if the pieces are not what
                 the store says, or the copy is deleted; ``facts``, what an import has found in the
                 object, values of JSON; or ``crc32c`` and more of an object all of whose bytes are
-                there.
+                there, with ``looked_up`` if its listing had neither ``bytes`` nor ``version``.
         """
         record = {"object": key, **record}
         with self._lock:
@@ -112,5 +114,8 @@ class Manifest:
         self._pieces.pop(key, None)
         self._digests.pop(key, None)
         self.objects.pop(key, None)
+        self.versions.pop(key, None)
+        if "looked_up" in record:
+            self.versions[key] = int(record["bytes"]), str(record["version"])
         if "dropped" not in record:
             self.objects[key] = int(record["crc32c"])

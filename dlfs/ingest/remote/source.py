@@ -1,9 +1,9 @@
 """Sources whose files are local copies of remote objects.
 
-``SpooledSource`` reads copies that are all there. ``ArrivingFiles`` and ``ArrivingShards`` read
-objects while further ones are fetched, within the bound of the spool: the files of a folder in the
-order of packing, or shards, each opened when it has been fetched. Their blocks say where a step of
-the import has to end, so that the spool can delete the copies of what is committed.
+``SpooledSource`` reads copies that are all there. ``ArrivingShards`` reads shards while further
+ones are fetched, within the bound of the spool: each is opened when it has been fetched. Its blocks
+say where a step of the import has to end, so that the spool can delete the copies of what is
+committed; so do those of ``objects.ObjectsSource``.
 """
 
 from __future__ import annotations
@@ -70,28 +70,6 @@ class SpooledSource(WrappedSource):
         self._spool.close()
 
 
-class ArrivingFiles:
-    """Fetches the files of a folder in the order in which they are read; see ``Arrivals``.
-
-    Args:
-        spool: the spool that has the folder.
-        limit_bytes: most bytes of copies.
-    """
-
-    def __init__(self, spool: Spool, limit_bytes: int) -> None:
-        self._spool = spool
-        self._limit_bytes = limit_bytes
-        self.wait, self.cancel = spool.wait, spool.cancel
-
-    def begin(self, paths: Sequence[str], first: int, blocks: Sequence[int]) -> Sequence[int]:
-        """Begin to fetch files; see ``Arrivals.begin``."""
-        folder = self._spool.folder
-        root = os.path.realpath(folder)
-        found = {root + one.target[len(folder) :]: one for one in self._spool.objects}
-        objects = [found[path] for path in paths]
-        return self._spool.fetch_in_order(objects, first, blocks, self._limit_bytes)
-
-
 class ArrivingShards(Source):
     """Objects of a format that are opened one after the other, each when it has been fetched.
 
@@ -148,8 +126,7 @@ class ArrivingShards(Source):
         present = self._find_present(shards)
         unknown = (number for number in range(present) if not self._take_facts(shards[number]))
         first = next(unknown, present)  # its facts are lost with an earlier spool
-        each = range(1, len(shards) + 1)
-        ends = self._spool.fetch_in_order(shards, first, each, self._limit_bytes)[:-1]
+        ends = self._spool.fetch_in_order(shards, first, self._limit_bytes)[:-1]
         for number, shard in enumerate(shards[first:], first):
             self._spool.wait(number + 1)
             with closing(self._blocks_of(shard, number, layout, seed)) as blocks:

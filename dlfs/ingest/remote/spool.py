@@ -3,8 +3,9 @@
 A source has a folder of its own in the spool directory, named by a hash of its URLs::
 
     manifest.jsonl    a line for each complete object or piece; see ``manifest``
-    parts/            objects that are not complete, by key
-    files/N/NAME...   complete objects of the N-th URL, under their own names
+    blocks/N          objects that are samples, in blocks; see ``blocks``
+    parts/            other objects that are not complete, by key
+    files/N/NAME...   complete ones of the N-th URL, under their own names
 
 An import that fails or is killed leaves the folder. The same import then lists the objects anew,
 compares what it has with the manifest, and fetches only what is missing or has changed. The folder
@@ -13,7 +14,8 @@ is deleted when the dataset is sealed. One import at a time uses it, under a loc
 ``fetch`` copies all objects, for which the directory must have room. ``fetch_in_order`` copies some
 of them while others are imported: the copies that exist are bounded, and those whose samples an
 import has committed are deleted. In place of a copy that is not there, a folder of objects has an
-empty file of its size, which takes no space: so it can be walked.
+empty file of its size, which takes no space: so it can be walked. ``fetch_blocks`` does so without
+a file for each object.
 
 The folder belongs to the user alone, with mode 0700, and no link in it is followed. Passwords and
 queries of URLs are in none of its files.
@@ -30,13 +32,13 @@ import hashlib
 import os
 import shutil
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlfs._native.handle import Descriptor
 from dlfs.base.closing import closed_on_error
@@ -46,14 +48,15 @@ from dlfs.base.wording import redact
 from dlfs.errors import DlfsError, FormatError, LockedError, SpaceError
 from dlfs.ingest.patterns import expand_braces
 from dlfs.ingest.progress import Meter, ProgressCallback
+from dlfs.ingest.remote.blocks import Block, BlockCopies, Division
 from dlfs.ingest.remote.digests import file_crc
 from dlfs.ingest.remote.failures import disk_errors
-from dlfs.ingest.remote.fetching import REQUESTS, Fetch, Fetcher
+from dlfs.ingest.remote.fetching import REQUESTS, Fetch, Fetcher, FileCopies
 from dlfs.ingest.remote.manifest import Manifest, object_key
 from dlfs.ingest.remote.private_directory import open_private_directory
-from dlfs.ingest.remote.stores import Store, open_store
+from dlfs.ingest.remote.stores import RemoteObject, Store, open_store
 from dlfs.ingest.remote.urls import base_name, is_http
-from dlfs.ingest.source import fingerprint_of
+from dlfs.ingest.source import Bytes, fingerprint_of
 
 RESERVE_BYTES = 64 * MIB
 """Bytes that a fetch leaves free on the spool directory's file system."""
@@ -63,6 +66,26 @@ def default_directory() -> str:
     """Return the spool directory of a user: ``dlfs/spool`` in the cache directory."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return str(Path(cache) / "dlfs" / "spool")
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """What one URL names.
+
+    Attributes:
+        path: path that its local copy has, or would have.
+        is_folder: True if it is a folder of objects.
+        objects: the objects.
+    """
+
+    path: str
+    is_folder: bool
+    objects: Sequence[Fetch]
+
+    @property
+    def name(self) -> str:
+        """Name of the copy."""
+        return os.path.basename(self.path)
 
 
 class Spool:
@@ -93,15 +116,18 @@ class Spool:
         for a bounded spool once they were listed."""
         self.objects: list[Fetch] = []
         """The objects, once they were listed, in the order of the URLs."""
+        self.roots: list[Root] = []
+        """What each of ``sources`` names."""
+        self._blocks: BlockCopies | None = None
         self._fetcher: Fetcher | None = None
         self._ends: list[int] = []
         self._first = self._committed = 0
-        action = f"import {redact(urls[0])}: use the spool directory"
-        self._lock = open_private_directory(self.folder, action)
+        self._action = f"import {redact(urls[0])}: use the spool directory"
+        self._lock = open_private_directory(self.folder, self._action)
         with closed_on_error(self._lock):
             self._take_lock()
-            for name in ("parts", "files"):
-                open_private_directory(f"{self.folder}/{name}", action).close()
+            for name in ("blocks", "parts", "files"):
+                open_private_directory(f"{self.folder}/{name}", self._action).close()
             with disk_errors(self.folder):
                 self._manifest = Manifest(f"{self.folder}/manifest.jsonl")
 
@@ -118,7 +144,29 @@ class Spool:
             FormatError: two objects would get one path.
             DlfsError: a store cannot be read.
         """
-        self.objects = self._list()
+        self.roots = self._list()
+        self.objects = [one for root in self.roots for one in root.objects]
+        _check_targets(self.objects, self.folder)
+
+    def entries(self) -> dict[str, list[str] | None]:
+        """Return the names in each folder that a URL names, by its path; None for an object."""
+        return {
+            root.path: (
+                sorted({one.item.name.partition("/")[0] for one in root.objects})
+                if root.is_folder
+                else None
+            )
+            for root in self.roots
+        }
+
+    def make_folders(self) -> None:
+        """Look up the sizes that listings do not have, and make the folders of all copies.
+
+        Raises:
+            DlfsError: a store or the directory cannot be read.
+        """
+        self.roots = [replace(root, objects=_look_up(root.objects)) for root in self.roots]
+        self.objects = [one for root in self.roots for one in root.objects]
         with disk_errors(self.folder):
             self._make_folders(self.objects)
 
@@ -140,7 +188,7 @@ class Spool:
             left = [one.item.size_bytes for one in missing]
             meter = Meter(progress, len(wanted), sum(sizes))
             meter.add(len(wanted) - len(missing), sum(sizes) - sum(left))
-            fetcher = Fetcher(missing, self._manifest, meter)
+            fetcher = Fetcher(missing, self._manifest, meter, FileCopies())
             try:
                 fetcher.run()
             finally:
@@ -175,15 +223,12 @@ class Spool:
                     self._manifest.append(one.key, dropped=True)
                 _make_hole(one)
 
-    def fetch_in_order(
-        self, objects: Sequence[Fetch], first: int, blocks: Iterable[int], limit_bytes: int
-    ) -> list[int]:
+    def fetch_in_order(self, objects: Sequence[Fetch], first: int, limit_bytes: int) -> list[int]:
         """Begin to fetch objects, in the order in which they are imported; called once.
 
         Args:
             objects: the objects.
             first: number of those that an import has committed.
-            blocks: number after the last object of each block; see ``divide``.
             limit_bytes: most bytes of copies; a larger object is the only one.
 
         Returns:
@@ -191,7 +236,11 @@ class Spool:
             each of these numbers are committed, from ``first`` on, as further ones have no room.
         """
         sizes = np.array([one.disk_bytes for one in objects], np.int64)
-        self._ends = divide(sizes, blocks, limit_bytes // 2)
+        division = Division(0, 0, 0, limit_bytes // 2)
+        for size_bytes in sizes.tolist():
+            division.add(size_bytes)
+        ends = [block.first for block in division.blocks if block.begins_group]
+        self._ends = [*ends, len(objects)]
         self._objects = objects
         self._first = self._committed = first
         with disk_errors(self.folder):
@@ -206,8 +255,7 @@ class Spool:
             objects[first:],
             self._manifest,
             Meter(None, None, None),
-            limit_bytes=limit_bytes,
-            complete=fitting & self._manifest.objects.keys(),
+            FileCopies(limit_bytes, fitting & self._manifest.objects.keys()),
         )
         self._fetcher.start()
         return self._ends
@@ -218,9 +266,78 @@ class Spool:
         with disk_errors(self.folder):
             self._fetcher.wait(count - self._first)
 
-    def delete_committed(self) -> None:
-        """Delete the copies up to the next number at which the objects are divided."""
+    def fetch_blocks(
+        self,
+        objects: Sequence[Fetch],
+        plan: str,
+        division: Division,
+        passed: int,
+        limit_bytes: int,
+    ) -> None:
+        """Begin to fetch objects in the order in which they are imported; called once.
+
+        Args:
+            objects: the objects, from the first one of a block on.
+            plan: differs for other objects, in another order, or divided otherwise.
+            division: divides them.
+            passed: number of the first of these that an import has committed.
+            limit_bytes: most bytes of copies; a larger object is the only one.
+
+        Raises:
+            SpaceError: the file system has less free space than the bound.
+            DeviceError: the files of an earlier run cannot be deleted.
+        """
+        with disk_errors(self.folder):
+            folder = self._open_blocks(plan, division.blocks[0].first)
+            sizes = [max(0, one.item.size_bytes) for one in objects]
+            present = sum(entry.stat().st_blocks * 512 for entry in os.scandir(folder))
+            self._check_space(min(limit_bytes, sum(sizes)) - present)
+        self._blocks = BlockCopies(
+            folder, self._manifest, division, len(objects), passed, limit_bytes
+        )
+        self._fetcher = Fetcher(objects, self._manifest, Meter(None, None, None), self._blocks)
+        self._fetcher.start()
+
+    def wait_for_block(self, *, begins_group: bool) -> Block:
+        """Wait until the next block is complete, and return it.
+
+        Args:
+            begins_group: True to return it also when it is known that a step ends before it.
+
+        Raises:
+            DlfsError: see ``Fetcher.wait_for``.
+        """
+        assert self._blocks is not None
         assert self._fetcher is not None
+        blocks = self._blocks
+
+        def is_ready() -> bool:
+            block = blocks.next_block
+            return block is not None and (
+                block.is_complete or (begins_group and block.begins_group)
+            )
+
+        with self.note_on_error(), disk_errors(self.folder):
+            self._fetcher.wait_for(is_ready)
+        assert blocks.next_block is not None
+        return blocks.next_block
+
+    def take_block(self, block: Block, buffer: Bytes) -> None:
+        """Read the next block, which is complete, into a buffer of its size."""
+        assert self._blocks is not None
+        self._blocks.take(block, buffer)
+
+    def end_group(self) -> None:
+        """Take note that a step ends behind the blocks that were taken."""
+        assert self._blocks is not None
+        self._blocks.end_group()
+
+    def delete_committed(self) -> None:
+        """Delete the copies up to the next place at which the objects are divided."""
+        assert self._fetcher is not None
+        if self._blocks is not None:
+            self._fetcher.release(self._blocks.delete_group())
+            return
         end = self._ends[bisect(self._ends, self._committed)]
         with disk_errors(self.folder):
             for one in self._objects[self._committed : end]:
@@ -301,7 +418,7 @@ class Spool:
                 f"{self.folder}"
             ) from error
 
-    def _list(self) -> list[Fetch]:
+    def _list(self) -> list[Root]:
         """List all objects, in the order of the URLs."""
         found: list[Store] = []
         for pattern in self._urls:
@@ -316,18 +433,32 @@ class Spool:
             self.copies[pattern] = self.paths[first:]
         with ThreadPool(REQUESTS, thread_name_prefix="dlfs-list") as executor:
             listed = executor.map(Store.find, found, self.sources)
-            wanted = []
-            for store, root, items in zip(found, self.paths, listed, strict=True):
-                for item in items:
-                    key = object_key(item.url, item.size_bytes, item.version)
-                    target = f"{root}/{item.name}" if item.name else root
-                    part = f"{self.folder}/parts/{key}"
-                    wanted.append(Fetch(store, item, key, part, target))
-            return wanted
+            roots = []
+            for store, path, items in zip(found, self.paths, listed, strict=True):
+                is_folder = any(item.name for item in items)
+                fetches = [self._fetch(store, item, path) for item in items]
+                roots.append(Root(path, is_folder, fetches))
+            return roots
+
+    def _fetch(self, store: Store, item: RemoteObject, root: str) -> Fetch:
+        key = object_key(item.url, item.size_bytes, item.version)
+        target = f"{root}/{item.name}" if item.name else root
+        return Fetch(store, item, key, f"{self.folder}/parts/{key}", target)
+
+    def _open_blocks(self, plan: str, first: int) -> str:
+        """Return the folder of the blocks of a plan, without those that an import has committed."""
+        folder = f"{self.folder}/blocks"
+        for name in set(os.listdir(folder)) - {plan}:  # of an import in another order
+            shutil.rmtree(f"{folder}/{name}")
+        open_private_directory(f"{folder}/{plan}", self._action).close()
+        for name in os.listdir(f"{folder}/{plan}"):
+            if int(name) < first:
+                os.unlink(f"{folder}/{plan}/{name}")
+        return f"{folder}/{plan}"
 
     def _make_folders(self, wanted: Sequence[Fetch]) -> None:
         """Make the folders of all objects; delete files that the listing does not have."""
-        targets = _targets(wanted, self.folder)
+        targets = {one.target for one in wanted}
         keys = {one.key for one in wanted}
         for root, folders, names in os.walk(f"{self.folder}/files", topdown=False):
             links = [name for name in folders if os.path.islink(f"{root}/{name}")]
@@ -389,36 +520,6 @@ def delete_copies(urls: Sequence[str], directory: str | None) -> None:
         copies.remove()
 
 
-def divide(sizes: NDArray[np.int64], blocks: Iterable[int], most: int) -> list[int]:
-    """Return where items are divided into groups of at most a size, or of one larger item.
-
-    A group ends with a block, unless the block itself is larger than a group.
-
-    Args:
-        sizes: ``int64[n_items]``, their sizes.
-        blocks: number after the last item of each block, in ascending order, up to the last item.
-        most: most of the sum of a group.
-
-    Returns:
-        The number after the last item of each group, in ascending order.
-    """
-    sums = np.concatenate([[0], np.cumsum(sizes)])
-    ends: list[int] = []
-    begin = before = 0  # of the group, and of the block
-    for end in blocks:
-        if before > begin and sums[end] - sums[begin] > most:
-            ends.append(before)
-            begin = before
-        while sums[end] - sums[begin] > most:
-            last = max(begin + 1, int(np.searchsorted(sums, sums[begin] + most, "right")) - 1)
-            if last >= end:
-                break
-            ends.append(last)
-            begin = last
-        before = end
-    return [*ends, before] if begin < before else ends
-
-
 def _make_hole(fetch: Fetch) -> None:
     """Put an empty file of its size in the place of an object's copy; it takes no space."""
     if os.path.islink(fetch.target):
@@ -429,8 +530,8 @@ def _make_hole(fetch: Fetch) -> None:
         os.ftruncate(file.value, fetch.item.size_bytes)
 
 
-def _targets(wanted: Sequence[Fetch], folder: str) -> dict[str, str]:
-    """Return the URL of each local copy, after checking that every copy can have its path.
+def _check_targets(wanted: Sequence[Fetch], folder: str) -> None:
+    """Check that every local copy can have its path.
 
     Raises:
         FormatError: two objects have one path, or one has the path of a folder of others.
@@ -451,4 +552,9 @@ def _targets(wanted: Sequence[Fetch], folder: str) -> dict[str, str]:
                     "got both"
                 )
             above = os.path.dirname(above)
-    return targets
+
+
+def _look_up(objects: Sequence[Fetch]) -> list[Fetch]:
+    """Return the objects of a URL with their sizes."""
+    items = objects[0].store.look_up_now([one.item for one in objects])
+    return [replace(one, item=item) for one, item in zip(objects, items, strict=True)]

@@ -3,11 +3,12 @@
 ``open_store`` makes the file system of a URL. Credentials, endpoints and regions are those that its
 package finds by itself: the environment, its configuration files, or fsspec's configuration.
 
-``Store`` reads any file system, one range at a time. ``S3Store`` and ``HttpStore`` see the headers
-of the responses as well. They compare each response's version (ETag, else time of change) with the
-listing's, and stream bodies; ``Store`` looks an object up again after reading it.
+``Store`` reads any file system, one range at a time, in a thread for each request. ``S3Store`` and
+``HttpStore`` are asynchronous, and see the headers of the responses as well. They compare each
+response's version (ETag, else time of change) with the listing's, and stream bodies; ``Store``
+looks an object up again after reading it.
 
-Threads: any at once.
+Threads: any at once; coroutines belong to the thread of fsspec's event loop.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import importlib
 import os
 import re
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from dlfs.base.extras import install_command, load_package
+from dlfs.base.threads import ThreadPool
 from dlfs.base.units import MIB
 from dlfs.base.wording import redact
 from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, UsageError
@@ -34,8 +37,13 @@ from dlfs.ingest.source import clean_path
 PIECE_BYTES = 8 * MIB
 """Most bytes that one request asks for, where the store can read ranges."""
 
-_BODY_BYTES = MIB
-"""Bytes of a response that a thread takes from the event loop at once."""
+UNKNOWN_SIZE = -1
+
+LOOKUPS = 16
+"""Most objects that are looked up at a time."""
+
+BODY_BYTES = MIB
+"""Bytes that the event loop sums and writes itself; a thread does it for more."""
 _MISSING_STATUS = (404, 410)
 _CONNECT_S = 30
 _READ_S = 60
@@ -56,6 +64,8 @@ _PACKAGES = {
 
 Sink = Callable[[bytes], None]
 """Function that takes the next bytes of a range."""
+InThread = Callable[..., Awaitable[Any]]
+"""Function that calls a function with arguments in a thread of a pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +78,17 @@ class RemoteObject:
     name: str
     """Path under the folder that the source names; empty if the source is this object."""
     size_bytes: int
+    """Size in bytes; ``UNKNOWN_SIZE`` if the listing does not have it."""
     version: str
     """Result of ``version_of``: the ETag, or another field that changes with the object."""
     digests: Digests = field(default_factory=dict)
     has_ranges: bool = True
     """True if the store reads ranges of this object; else one request reads all of it."""
+
+    @property
+    def has_size(self) -> bool:
+        """True if the size is known."""
+        return self.size_bytes != UNKNOWN_SIZE
 
     @property
     def shown(self) -> str:
@@ -98,7 +114,12 @@ class Store:
 
     Args:
         system: the file system.
+
+    Attributes:
+        can_look_up_later: True if ``find`` may list a folder's objects without their sizes.
     """
+
+    can_look_up_later = False
 
     def __init__(self, system: Any) -> None:
         self._system = system
@@ -131,7 +152,7 @@ class Store:
 
         info, found = with_retries(request, what)
         if info is not None and info["type"] != "directory":
-            return [self._object(url, path, "", info)]
+            return self.look_up_now([self._object(url, path, "", info)])
         if not found:
             raise NotFoundError(f"{what}: there is no object in the folder")
         base = url.rstrip("/")
@@ -152,7 +173,7 @@ class Store:
                 name = plain_path(f"http://host/{name}").lstrip("/")
             clean = os.fsdecode(clean_path(os.fsencode(name), f"import {redact(here)}"))
             objects.append(self._object(here, full, clean, entry))
-        return objects
+        return objects if self.can_look_up_later else self.look_up_now(objects)
 
     def match(self, pattern: str) -> list[str]:
         """Return the URLs that a glob matches, sorted.
@@ -168,7 +189,9 @@ class Store:
             raise NotFoundError(f"import {redact(pattern)}: nothing matches")
         return [str(self._system.unstrip_protocol(path)) for path in found]
 
-    def read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests:
+    async def fetch(
+        self, item: RemoteObject, first: int, last: int, sink: Sink, in_thread: InThread
+    ) -> Digests:
         """Read the bytes ``first`` to ``last`` (excluded) of an object.
 
         Returns:
@@ -178,64 +201,88 @@ class Store:
             DeviceError: the object changed.
             Exception: the libraries behind fsspec raise what they like; see ``failures``.
         """
+        found: Digests = await in_thread(self.read, item, first, last, sink)
+        return found
+
+    async def recheck(self, item: RemoteObject, in_thread: InThread) -> None:
+        """Check that an object is as it was listed, after all of it was read.
+
+        Raises:
+            DlfsError: the object changed, or the store cannot be read.
+        """
+        await in_thread(with_retries, lambda: self.check_unchanged(item), f"import {item.shown}")
+
+    def read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests:
+        """Read a range in the caller's thread; see ``fetch``."""
         sink(self._system.cat_file(item.path, start=first, end=last))
         return {}
 
     def check_unchanged(self, item: RemoteObject) -> None:
-        """Check that an object is as it was listed, after all of it was read.
-
-        Raises:
-            DeviceError: the object changed.
-            Exception: as ``read``.
-        """
+        """Compare an object with the listing in the caller's thread; see ``recheck``."""
         info = self._system.info(item.path)
         got = version_of(info)
         if info["size"] != item.size_bytes or differs(got, item.version):
             raise item.changed(f"{info['size']} bytes of {got or 'an unknown version'}")
 
+    async def look_up(self, item: RemoteObject) -> tuple[RemoteObject, bytes | None]:
+        """Return an object of unknown size with its size and version, and its bytes if they came.
+
+        Raises:
+            UsageError: the store does not say the size.
+            Exception: as ``fetch``.
+        """
+        raise _no_size(item.url)
+
+    def look_up_now(self, items: Sequence[RemoteObject]) -> list[RemoteObject]:
+        """Return objects with their sizes and versions, of which some are unknown.
+
+        Raises:
+            UsageError: the store does not say a size.
+            DlfsError: the store cannot be read.
+        """
+        return [self._with_info(item) if not item.has_size else item for item in items]
+
+    def _with_info(self, item: RemoteObject) -> RemoteObject:
+        info = with_retries(lambda: self._system.info(item.path), f"import {item.shown}")
+        found = self._object(item.url, item.path, item.name, info)
+        if not found.has_size:
+            raise _no_size(item.url)
+        return found
+
     def _object(self, url: str, path: str, name: str, info: Mapping[str, Any]) -> RemoteObject:
-        if info.get("size") is None:
-            info = with_retries(lambda: self._system.info(path), f"import {redact(url)}")
-        if info.get("size") is None:
-            raise UsageError(
-                f"import {redact(url)}: expected a size from the store, got none, as of files that "
-                "a web server sends encoded (Content-Encoding: gzip); download it, and import the "
-                "copy"
-            )
-        size = int(info["size"])
+        size = info.get("size")
+        size = UNKNOWN_SIZE if size is None else int(size)
         return RemoteObject(url, path, name, size, version_of(info), find_digests(info))
 
 
 class _StreamingStore(Store):
-    """A store whose responses are streamed, and compared with the listing by their headers.
+    """A store whose responses are streamed, and compared with the listing by their headers."""
 
-    The thread of fsspec's event loop, which all requests share, receives; the caller's thread takes
-    what was received, and so sums and writes it.
-    """
-
-    def read(self, item: RemoteObject, first: int, last: int, sink: Sink) -> Digests:
+    async def fetch(
+        self, item: RemoteObject, first: int, last: int, sink: Sink, in_thread: InThread
+    ) -> Digests:
         """Stream a range, or the object without a range if it is one piece; see ``Store``."""
         digests: Digests = {}
-        body = self._receive(item, first, last, digests)
-        is_complete = False
-        try:
-            while not is_complete:
-                received, is_complete = _run(self._system, _take, body)
-                for data in received:
-                    sink(data)
-        finally:
-            if not is_complete:
-                _run(self._system, body.aclose)
+        received: list[bytes] = []
+        size_bytes = 0
+        async with aclosing(self._receive(item, first, last, digests)) as body:
+            async for data in body:
+                received.append(data)
+                size_bytes += len(data)
+                if size_bytes >= BODY_BYTES:
+                    await in_thread(_sink_all, received, sink)
+                    received, size_bytes = [], 0
+        _sink_all(received, sink)
         return digests
+
+    async def recheck(self, item: RemoteObject, in_thread: InThread) -> None:
+        """Do nothing: every response was compared with the listing."""
 
     @abstractmethod
     def _receive(
         self, item: RemoteObject, first: int, last: int, digests: Digests
     ) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of a range; add the digests of the object that the response gives."""
-
-    def check_unchanged(self, item: RemoteObject) -> None:
-        """Do nothing: every response was compared with the listing."""
 
 
 class S3Store(_StreamingStore):
@@ -257,14 +304,16 @@ class S3Store(_StreamingStore):
                 raise item.changed(version_of(response))
             if "Range" in options:
                 _check_range(item, first, last, response.get("ContentRange"))
-            while data := await body.read(_BODY_BYTES):
+            while data := await body.read(BODY_BYTES):
                 yield data
         finally:
             body.close()
 
 
 class HttpStore(_StreamingStore):
-    """Files of web servers."""
+    """Files of web servers. A page of links, which is a folder, does not have their sizes."""
+
+    can_look_up_later = True
 
     async def _receive(
         self, item: RemoteObject, first: int, last: int, digests: Digests
@@ -272,14 +321,7 @@ class HttpStore(_StreamingStore):
         del digests
         is_part = last - first < item.size_bytes
         async with await self._get(item.path, f"{first}-{last - 1}" if is_part else None) as answer:
-            answer.raise_for_status()
-            encoding = answer.headers.get("Content-Encoding", "identity")
-            if encoding not in ("", "identity"):
-                raise FormatError(
-                    f"import {item.url}: expected the bytes of the file, got them encoded as "
-                    f"{encoding} (Content-Encoding), which the server was asked not to do; "
-                    "download the file, and import the copy"
-                )
+            self._check_answer(item, answer)
             got = version_of(answer.headers)
             if differs(got, item.version):
                 raise item.changed(got)
@@ -289,6 +331,17 @@ class HttpStore(_StreamingStore):
                 _check_range(item, first, last, answer.headers.get("Content-Range"))
             async for data in answer.content.iter_any():
                 yield data
+
+    def _check_answer(self, item: RemoteObject, answer: Any) -> None:
+        """Check that a response has the bytes of the file."""
+        answer.raise_for_status()
+        encoding = answer.headers.get("Content-Encoding", "identity")
+        if encoding not in ("", "identity"):
+            raise FormatError(
+                f"import {item.url}: expected the bytes of the file, got them encoded as "
+                f"{encoding} (Content-Encoding), which the server was asked not to do; "
+                "download the file, and import the copy"
+            )
 
     async def _get(self, path: str, span: str | None) -> Any:
         """Send a request; the caller enters what this returns."""
@@ -306,13 +359,45 @@ class HttpStore(_StreamingStore):
         async with await self._get(path, "0-0") as answer:
             return bool(answer.status == 206)
 
-    def _object(self, url: str, path: str, name: str, info: Mapping[str, Any]) -> RemoteObject:
-        found = super()._object(url, path, name, info)
+    async def look_up(self, item: RemoteObject) -> tuple[RemoteObject, bytes | None]:
+        """Request an object, and take its body if it is one piece; see ``Store``."""
+        async with await self._get(item.path, None) as answer:
+            self._check_answer(item, answer)
+            size_bytes = answer.content_length
+            body = bytearray()
+            if size_bytes is None or size_bytes <= PIECE_BYTES:
+                async for data in answer.content.iter_any():
+                    body += data
+                    if len(body) > PIECE_BYTES:
+                        raise _no_size(item.url)
+                size_bytes = len(body)
+            digests, version = find_digests(answer.headers), version_of(answer.headers)
+        found = replace(item, size_bytes=size_bytes, version=version, digests=digests)
+        if size_bytes <= PIECE_BYTES:
+            return found, bytes(body)
+        if answer.headers.get("Accept-Ranges") == "bytes":
+            return found, None
+        return replace(found, has_ranges=await self._has_ranges(item.path)), None
+
+    def look_up_now(self, items: Sequence[RemoteObject]) -> list[RemoteObject]:
+        """Look up the sizes of objects, and whether the server reads ranges of the large ones."""
+        with ThreadPool(LOOKUPS, thread_name_prefix="dlfs-look-up") as pool:
+            return [*pool.map(self._with_info, items)]
+
+    def _with_info(self, item: RemoteObject) -> RemoteObject:
+        found = item if item.has_size else super()._with_info(item)
         if found.size_bytes <= PIECE_BYTES:
             return found
-        what = f"import {redact(url)}"
-        has_ranges = with_retries(lambda: _run(self._system, self._has_ranges, path), what)
+        what = f"import {item.shown}"
+        has_ranges = with_retries(lambda: _run(self._system, self._has_ranges, item.path), what)
         return replace(found, has_ranges=has_ranges)
+
+
+def _no_size(url: str) -> UsageError:
+    return UsageError(
+        f"import {redact(url)}: expected a size from the store, got none, as of files that a web "
+        "server sends encoded (Content-Encoding: gzip); download it, and import the copy"
+    )
 
 
 def version_of(info: Mapping[str, Any]) -> str:
@@ -383,16 +468,9 @@ def _check_range(item: RemoteObject, first: int, last: int, got: str | None) -> 
         raise item.changed(f"{match[3]} bytes")
 
 
-async def _take(body: AsyncGenerator[bytes, None]) -> tuple[list[bytes], bool]:
-    """Return the next bytes of a response, about ``_BODY_BYTES``, and True at its end."""
-    received: list[bytes] = []
-    size_bytes = 0
-    async for data in body:
-        received.append(data)
-        size_bytes += len(data)
-        if size_bytes >= _BODY_BYTES:
-            return received, False
-    return received, True
+def _sink_all(received: Sequence[bytes], sink: Sink) -> None:
+    for data in received:
+        sink(data)
 
 
 def _run(system: Any, function: Callable[..., Any], *arguments: Any) -> Any:

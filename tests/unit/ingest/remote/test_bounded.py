@@ -22,7 +22,7 @@ from dlfs.errors import FormatError, SpaceError, UsageError
 from dlfs.ingest import importer
 from dlfs.ingest.importer import ImportReport, open_source
 from dlfs.ingest.remote import failures
-from dlfs.ingest.remote.spool import divide
+from dlfs.ingest.remote.blocks import Division
 from dlfs.ingest.remote.stores import Store
 from dlfs.ingest.source import Source
 from tests.support.files import write_files
@@ -175,17 +175,16 @@ def test_a_copy_that_was_damaged_on_the_disk_is_fetched_again(
 ) -> None:
     volume, whole = fresh(tmp_path / "v.img"), fresh(tmp_path / "w.img")
     assert run(whole, opened(tmp_path)) is not None
+    watch.reads.clear()
     assert run(volume, opened(tmp_path), kill_at=20) is None
-    read = Counter(watch.reads)
-    copies = [*(tmp_path / "spool").glob("*/**/c?/*.bin")]
-    present = [copy for copy in copies if copy.stat().st_blocks]
-    assert present
-    for copy in present:
-        copy.write_bytes(bytes(copy.stat().st_size))
+    blocks = [*(tmp_path / "spool").glob("*/blocks/*/*")]
+    assert blocks
+    for block in blocks:
+        block.write_bytes(bytes(block.stat().st_size))
     assert run(volume, opened(tmp_path)) is not None
     assert everything(volume) == everything(whole)
-    again = set(watch.reads - read)  # but those whose samples were committed
-    assert again & {f"{copy.parent.name}/{copy.name}" for copy in present}
+    assert max(watch.reads.values()) == 2
+    assert min(watch.reads.values()) == 1  # of those whose samples were committed
 
 
 def test_a_spool_that_was_deleted_costs_nothing_of_what_is_committed(
@@ -277,22 +276,40 @@ def test_a_change_of_the_bound_is_another_import(memory: Any, tmp_path: Path) ->
         run(volume, opened(tmp_path))
 
 
-def test_items_are_divided_by_their_sizes() -> None:
+@pytest.mark.parametrize("block_bytes", [0, 10_000, 40_000])
+@pytest.mark.parametrize("group_bytes", [0, 1, 50_000, 200_000])
+def test_samples_are_divided_by_their_sizes(block_bytes: int, group_bytes: int) -> None:
     chance = np.random.default_rng(3)
-    for most in (1, 10, 100):
-        for blocks in (range(1, 201), range(7, 201), sorted({*chance.integers(1, 200, 40), 200})):
-            sizes = chance.integers(0, 30, 200)
-            ends = divide(sizes, blocks, most)
-            assert ends[-1] == len(sizes)
-            for begin, end in zip([0, *ends[:-1]], ends, strict=True):
-                assert end > begin
-                assert sizes[begin:end].sum() <= most or not sizes[begin : end - 1].any()
-                if end not in blocks:  # in a block that is larger than a group
-                    assert sizes[begin : end + 1].sum() > most
-    assert divide(np.array([5, 5, 5, 5]), [2, 4], 15) == [2, 4]
-    assert divide(np.array([5, 5, 5, 5]), [1, 2, 3, 4], 15) == [3, 4]
-    assert divide(np.array([5, 50, 5, 0, 5]), [5], 10) == [1, 2, 5]
-    assert divide(np.zeros(0, np.int64), [], 5) == []
+    sizes = chance.choice([0, 1, 3000, 9000, 60_000], 500).tolist()
+    division = Division(7, 0, block_bytes, group_bytes)
+    for size in sizes:
+        division.add(size)
+    blocks = division.blocks
+    assert [size for block in blocks for size in block.sizes] == sizes
+    position, used = 7, 0
+    for before, block in zip([None, *blocks[:-1]], blocks, strict=True):
+        assert block.first == position
+        position += len(block.sizes)
+        assert block.size_bytes == sum(block.sizes)
+        assert block.size_bytes <= block_bytes or not any(block.sizes[1:-1])
+        if before is not None:  # it was full
+            assert before.is_closed
+            assert before.size_bytes + block.sizes[0] > block_bytes
+        if block.begins_group:
+            assert used + block.disk_bytes > group_bytes
+            used = 0
+        assert block.group_bytes == used
+        used += block.disk_bytes
+        assert used in (0, block.disk_bytes) or used <= group_bytes
+    for block in blocks[1:]:  # an import that goes on behind a block divides in the same way
+        again = Division(block.first, block.group_bytes, block_bytes, group_bytes)
+        if block.begins_group:
+            break
+        for size in sizes[block.first - 7 :]:
+            again.add(size)
+        found = [(one.first, one.begins_group, one.group_bytes) for one in again.blocks]
+        expected = [(one.first, one.begins_group, one.group_bytes) for one in blocks]
+        assert found == expected[-len(found) :]
 
 
 # ---- shards --------------------------------------------------------------------------------------

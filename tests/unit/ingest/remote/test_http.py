@@ -46,6 +46,8 @@ class Web:
         self.get_headers: dict[str, str] = {}
         self.head_status = 0
         """Status of every answer to HEAD, and to GET of what is looked up; 0: as it is."""
+        self.versions: list[str] = []
+        """ETags of the next GET answers."""
         self.content_range = "bytes {first}-{last}/{size}"
         self.statuses: list[int] = []
         """Statuses of the next GET answers; 0 closes the connection in the middle of the body."""
@@ -72,6 +74,8 @@ class Web:
         data = data or b""
         if not is_head:
             self.gets[path] += 1
+            if self.versions and not path.endswith("/"):
+                self.get_headers["ETag"] = self.versions.pop(0)
             if self.statuses and not path.endswith("/"):
                 status = self.statuses.pop(0)
         status = self.head_status or status
@@ -114,9 +118,11 @@ def test_a_page_of_links_is_a_folder(
 ) -> None:
     monkeypatch.setattr(stores, "PIECE_BYTES", 1000)
     web.has_ranges = has_ranges
+    web.headers = {"Accept-Ranges": "bytes"} if has_ranges else {}
     web.files["/d/"] += b'<a href="c.bin">c</a>'
     assert fetched(f"{web.url}/d/", tmp_path) == {"a b.bin": DATA, "c.bin": b""}
-    assert web.gets["/d/a b.bin"] == (7 if has_ranges else 2)  # the first asks for one byte
+    assert web.gets["/d/a b.bin"] == (7 if has_ranges else 3)
+    assert web.gets["/d/c.bin"] == 1  # which gives its size, too
 
 
 def test_checksums_of_the_server_are_checked(web: Web, tmp_path: Path) -> None:
@@ -146,7 +152,17 @@ def test_a_file_that_changes_after_the_listing_is_an_error(
 ) -> None:
     web.headers, web.get_headers = {field: "one"}, {field: "two"}
     with pytest.raises(DeviceError, match=r"a%20b.bin: the object changed .* got .*=two"):
+        fetched(f"{web.url}/d/a%20b.bin", tmp_path)
+
+
+def test_a_file_that_changes_between_two_ranges_is_an_error(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "PIECE_BYTES", 1000)
+    web.versions = ["one", "one", "one", "two"]  # of its size, a look-up of ranges, and ranges
+    with pytest.raises(DeviceError, match=r"a%20b.bin: the object changed .* got .*=two"):
         fetched(f"{web.url}/d/", tmp_path)
+    assert fetched(f"{web.url}/d/", tmp_path) == {"a b.bin": DATA}
 
 
 @pytest.mark.parametrize(
@@ -186,7 +202,7 @@ def test_an_answer_that_stays_wrong_is_an_error(
 
 def test_a_body_that_stays_cut_is_an_error(web: Web, tmp_path: Path) -> None:
     web.statuses = [0] * 3
-    with pytest.raises(TruncatedError, match=f"import {web.url}/d/a%20b.bin: read bytes 0 to 5120"):
+    with pytest.raises(TruncatedError, match=f"import {web.url}/d/a%20b.bin: read: "):
         fetched(f"{web.url}/d/", tmp_path)
 
 

@@ -106,7 +106,7 @@ def test_bytes_that_differ_from_the_md5_twice_are_an_error(
     object_store.put("train/a", b"abc")
     object_store.faults["train/a"] = [swapped] * 20
     with pytest.raises(ChecksumError, match=f"import {URL}/a: "):
-        open_source(URL, spool=tmp_path)
+        take(open_source(URL, spool=tmp_path))
 
 
 def test_pieces_of_an_object_that_is_damaged_as_a_whole_are_fetched_again(
@@ -117,7 +117,7 @@ def test_pieces_of_an_object_that_is_damaged_as_a_whole_are_fetched_again(
     object_store.put("train/a", random.Random(1).randbytes(2500))
     object_store.faults["train/a"] = [swapped] * 6
     with pytest.raises(ChecksumError, match=f"import {URL}/a: expected md5"):
-        open_source(URL, spool=tmp_path)
+        take(open_source(URL, spool=tmp_path))
     object_store.faults["train/a"] = [swapped] * 3
 
     def end(*_: object) -> None:
@@ -126,8 +126,8 @@ def test_pieces_of_an_object_that_is_damaged_as_a_whole_are_fetched_again(
     with monkeypatch.context() as context:  # killed when all pieces are complete
         context.setattr(fetching, "compute", end)
         with pytest.raises(DeviceError):  # the thread's InterruptedError
-            open_source(URL, spool=tmp_path)
-    open_source(URL, spool=tmp_path).close()
+            take(open_source(URL, spool=tmp_path))
+    take(open_source(URL, spool=tmp_path))
     assert object_store.gets["train/a"] == 12
 
 
@@ -143,13 +143,13 @@ def test_an_object_that_changes_after_the_listing_is_an_error(
 
     object_store.faults["train/b"] = [change]  # type: ignore[list-item]
     with pytest.raises(DeviceError, match=f"import {URL}/b: the object changed") as caught:
-        open_source(URL, spool=tmp_path)
+        take(open_source(URL, spool=tmp_path))
     assert caught.value.errno == errno.ESTALE
     object_store.put("train/b", b"new")  # a new import has a new listing
     source = open_source(URL, spool=tmp_path)
     assert source.sample_bytes == 6
-    source.close()
-    assert object_store.gets == {"train/a": 1, "train/b": 2}
+    assert len(take(source)) == 2
+    assert object_store.gets == {"train/a": 2, "train/b": 2}
 
 
 def test_a_failing_store_is_an_error_that_names_the_object(
@@ -160,7 +160,7 @@ def test_a_failing_store_is_an_error_that_names_the_object(
     object_store.put("train/a", b"abc")
     object_store.faults["train/a"] = [broken] * 100
     with pytest.raises(DeviceError, match=f"import {URL}/a: read bytes 0 to 3: "):
-        open_source(URL, spool=tmp_path)
+        take(open_source(URL, spool=tmp_path))
     with pytest.raises(NotFoundError, match="there is no such object or folder"):
         open_source(f"{URL}/nothing", spool=tmp_path)
 

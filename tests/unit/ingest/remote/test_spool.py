@@ -151,7 +151,10 @@ def test_patterns_and_local_paths_keep_their_order(memory: Any, tmp_path: Path) 
     for name in ("two", "three"):
         memory.put_file(str(tmp_path / f"{name}.npy"), f"/arrays/{name}.npy")
     paths = ["memory://arrays/t*.npy", str(tmp_path / "one.npy"), "memory://data/{no,}"]
-    source = open_source(paths[:2], spool=tmp_path / "spool")
+    seen: list[Progress] = []
+    source = open_source(paths[:2], spool=tmp_path / "spool", fetch_progress=seen.append)
+    sizes = [(tmp_path / f"{name}.npy").stat().st_size for name in ("two", "three")]
+    assert (seen[-1].samples_done, seen[-1].bytes_done) == (2, sum(sizes))
     assert source.name == f"memory:///arrays/three.npy .. {paths[1]}"
     assert {path.partition("/")[0] for path in take(source)} == {"three", "two", "one"}
     with pytest.raises(NotFoundError, match="import memory://data/no: there is no such object"):
@@ -173,9 +176,7 @@ def test_damage_in_an_object_is_named_by_its_url(memory: Any, tmp_path: Path) ->
 def test_copies_are_deleted_when_the_dataset_is_sealed(
     memory: Any, tmp_path: Path, volume: Volume
 ) -> None:
-    seen: list[Progress] = []
-    source = open_source("memory://data", spool=tmp_path, fetch_progress=seen.append)
-    assert (seen[-1].samples_done, seen[-1].bytes_done) == (30, sum(map(len, FILES.values())))
+    source = open_source("memory://data", spool=tmp_path)
     assert source.name == "memory://data"
     import_dataset(volume, source, "n")
     source.close()
@@ -190,36 +191,50 @@ def test_a_failed_import_goes_on_with_what_it_has(
     with monkeypatch.context() as context:
         fail_at(context, "c2/29.bin", PermissionError("no"), first=2000)
         with pytest.raises(DeviceError, match=r"import memory://data/c2/29.bin: read") as caught:
-            open_source("memory://data", spool=tmp_path)
+            take(open_source("memory://data", spool=tmp_path))
     assert caught.value.errno == errno.EACCES
     assert "goes on with" in caught.value.__notes__[0]
     first = set(reads)
     reads.clear()
-    memory.rm("/data/c0/0.bin")  # an object that is gone, or new, is not what was listed before
-    memory.pipe("/data/c0/3.bin", b"new")
     (manifest,) = tmp_path.glob("*/manifest.jsonl")
     with manifest.open("ab") as file:
         file.write(b'{"object": "cut o')
-    (damaged,) = tmp_path.glob("*/files/0/data/c1/28.bin")
-    damaged.write_bytes(damaged.read_bytes()[::-1])
-    source = open_source("memory://data", spool=tmp_path)
+    (block,) = tmp_path.glob("*/blocks/*/0")
+    block.write_bytes(block.read_bytes().replace(FILES["c1/28.bin"], bytes(2800)))
+    assert {
+        path: data for path, (data, _) in take(open_source("memory://data", spool=tmp_path)).items()
+    } == FILES
+    assert ("c2/29.bin", 2000) in reads
+    assert first & set(reads) == {("c1/28.bin", at) for at in (0, 1000, 2000)}
+
+
+def test_an_import_of_other_objects_uses_no_copy_of_before(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as context:
+        fail_at(context, "c2/29.bin", PermissionError("no"))
+        with pytest.raises(DeviceError):
+            take(open_source("memory://data", spool=tmp_path))
+    memory.rm("/data/c0/0.bin")  # an object that is gone, or new, is not what was listed before
+    memory.pipe("/data/c0/3.bin", b"new")
     expected = {**FILES, "c0/3.bin": b"new"}
     del expected["c0/0.bin"]
+    source = open_source("memory://data", spool=tmp_path)
     assert {path: data for path, (data, _) in take(source).items()} == expected
-    assert ("c2/29.bin", 2000) in reads
-    assert first & set(reads) == {("c0/3.bin", 0)} | {("c1/28.bin", at) for at in (0, 1000, 2000)}
 
 
 def test_an_object_that_is_recorded_but_not_yet_named_is_not_read_again(
     memory: Any, tmp_path: Path, reads: list[tuple[str, int]]
 ) -> None:
-    open_source("memory://data", spool=tmp_path).close()
-    (copy,) = tmp_path.glob("*/files/0/data/c1/28.bin")
-    (manifest,) = tmp_path.glob("*/manifest.jsonl")
-    (line,) = (line for line in manifest.read_text().splitlines() if "c1/28.bin" in line)
+    url = "memory://" + write_tar(tmp_path)
+    memory.put_file(str(tmp_path / "data.tar"), "/data.tar")
+    open_source(url, spool=tmp_path / "spool").close()
+    (manifest,) = (tmp_path / "spool").glob("*/manifest.jsonl")
+    (copy,) = manifest.parent.glob("files/0/data.tar")
+    (line,) = manifest.read_text().splitlines()
     copy.rename(manifest.parent / "parts" / line.partition('"object": "')[2][:32])
     reads.clear()
-    assert len(take(open_source("memory://data", spool=tmp_path))) == len(FILES)
+    assert len(take(open_source(url, spool=tmp_path / "spool"))) == len(FILES)
     assert reads == []
 
 
@@ -266,7 +281,7 @@ def test_an_object_that_changes_while_it_is_read_is_an_error(
 
     monkeypatch.setattr(Store, "read", changing)
     with pytest.raises(DeviceError, match=r"data/c1/4.bin: the object changed") as caught:
-        open_source("memory://data", spool=tmp_path)
+        take(open_source("memory://data", spool=tmp_path))
     assert caught.value.errno == errno.ESTALE
 
 
@@ -284,7 +299,7 @@ def test_an_error_that_does_not_go_away_names_the_object(
 ) -> None:
     fail_at(monkeypatch, "c2/8.bin", error)
     with pytest.raises(DlfsError, match=rf"import memory://data/c2/8.bin: .*{expected}"):
-        open_source("memory://data", spool=tmp_path)
+        take(open_source("memory://data", spool=tmp_path))
 
 
 def test_a_body_that_is_too_short_or_too_long_is_an_error(
@@ -310,7 +325,7 @@ def test_too_little_space_is_an_error_before_any_read(
 ) -> None:
     monkeypatch.setattr(spool, "RESERVE_BYTES", 1 << 60)
     with pytest.raises(SpaceError, match="spool=DIRECTORY names another"):
-        open_source("memory://data", spool=tmp_path)
+        take(open_source("memory://data", spool=tmp_path))
     assert reads == []
 
 
@@ -394,7 +409,7 @@ def folder_of(directory: Path, memory: Any, monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patch:
         fail_at(patch, "c1/7.bin", ValueError("on purpose"))
         with pytest.raises(DlfsError):
-            open_source("memory://data", spool=directory)
+            take(open_source("memory://data", spool=directory))
     (folder,) = directory.iterdir()
     return folder
 

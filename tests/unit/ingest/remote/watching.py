@@ -11,8 +11,8 @@ from typing import Any
 
 import dlfs
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.ingest.remote import spool as spooling
 from dlfs.ingest.remote.fetching import Fetcher
+from dlfs.ingest.remote.spool import Spool
 
 
 class Watch:
@@ -34,7 +34,7 @@ class Watch:
         with self._lock:
             used = sum(
                 _disk_bytes(entry.path)
-                for kind in ("files", "parts")
+                for kind in ("files", "parts", "blocks")
                 for place in self._spool.glob(f"*/{kind}")
                 for entry in _all_files(str(place))
             )
@@ -49,21 +49,21 @@ class Watch:
             patch: function such as ``setattr``.
             every: number of these objects.
         """
-        finish, make_hole, count = Fetcher._finish, spooling._make_hole, 0
+        finish, delete, count = Fetcher._finish, Spool.delete_committed, 0
 
-        def finishing(self_: Fetcher, opened: Any) -> None:
+        async def finishing(self_: Fetcher, opened: Any) -> None:
             nonlocal count
-            finish(self_, opened)
+            await finish(self_, opened)
             count += 1
             if count % every == 0:
                 self.look()
 
-        def deleting(*arguments: Any) -> None:
+        def deleting(self_: Spool) -> None:
             with self._lock:
-                make_hole(*arguments)
+                delete(self_)
 
         patch(Fetcher, "_finish", finishing)
-        patch(spooling, "_make_hole", deleting)
+        patch(Spool, "delete_committed", deleting)
 
 
 def _all_files(place: str) -> list[os.DirEntry[str]]:
