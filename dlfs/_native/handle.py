@@ -95,19 +95,19 @@ def owner_type(destroy: Callable[..., Any]) -> Callable[[], c_void_p]:
 
 
 class Descriptor(c_int):
-    """The owner of a file descriptor; -1 while it has none.
+    """The owner of a file descriptor; -1 while it has none."""
 
-    Attributes:
-        close: closes the descriptor. Idempotent.
-    """
+    __slots__ = ("__del__", "_close")
 
-    __slots__ = ("__del__", "close")
-
-    close: Callable[[], None]
+    _close: Callable[[], None]
 
     def __init__(self) -> None:
         c_int.__init__(self, -1)  # super() needs a class cell, which ctypes cannot copy
-        self.close = self.__del__ = partial(library().dlfs_handle_close, addressof(self))
+        self._close = self.__del__ = partial(library().dlfs_handle_close, addressof(self))
+
+    def close(self) -> None:
+        """Close the descriptor. Idempotent."""
+        self._close()  # which has the owner's address; the caller may have its only reference
 
     def fill(self, make: Callable[..., int], *arguments: object, **options: object) -> int:
         """Own the descriptor that a function of C returns, such as ``os.open``; return it too.

@@ -183,3 +183,14 @@ def test_at_exit_owners_stay_with_what_they_use() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == ["destroyed", "freed", "exit"]
+
+
+def test_an_owner_to_which_nothing_else_refers_is_closed_once() -> None:
+    opened = Descriptor()
+    number = opened.fill(os.dup, 0)
+    close = opened.close
+    del opened
+    os.fstat(number)
+    close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
