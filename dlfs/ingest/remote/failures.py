@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import errno
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from dlfs.base.forks import Event
 from dlfs.base.wording import redact
 from dlfs.errors import (
     ChecksumError,
@@ -57,26 +57,24 @@ class IncompleteError(EOFError):
     """The body of a response ended before its last byte, or did not end there."""
 
 
-def with_retries(request: Callable[[], Result], what: str, stop: Event | None = None) -> Result:
+def with_retries(request: Callable[[], Result], what: str) -> Result:
     """Run a request, again after temporary errors.
 
     Args:
         request: sends the request and returns its result.
         what: action and object, which begin the message of an error.
-        stop: event that ends further attempts.
 
     Raises:
         DlfsError: a permanent error, or ``ATTEMPTS_MAX`` attempts failed.
     """
-    waiting = stop or Event()
     attempt = 0
     while True:
         try:
             return request()
         except Exception as error:  # noqa: BLE001
             attempt += 1
-            delay_s = delay_before_next(error, attempt, what, is_last=waiting.is_set())
-        waiting.wait(delay_s)
+            delay_s = delay_before_next(error, attempt, what)
+        time.sleep(delay_s)
 
 
 def delay_before_next(error: Exception, attempt: int, what: str, *, is_last: bool = False) -> float:

@@ -450,6 +450,8 @@ class Spool:
         folder = f"{self.folder}/blocks"
         for name in set(os.listdir(folder)) - {plan}:  # of an import in another order
             shutil.rmtree(f"{folder}/{name}")
+        if not os.path.exists(f"{folder}/{plan}"):
+            self._manifest.versions.clear()  # nothing is there, and objects may have changed
         open_private_directory(f"{folder}/{plan}", self._action).close()
         for name in os.listdir(f"{folder}/{plan}"):
             if int(name) < first:
