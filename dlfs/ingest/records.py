@@ -310,7 +310,9 @@ class PartSource(ShardSource, Generic[_F]):
         parts, sizes = self.find_parts(PART_BYTES)
         are_short = (sizes <= PART_BYTES) | (parts[:, 2] == 1)
         if len(self.shards) > OPEN_FILES_MAX:
-            are_short = np.bincount(self._files_of(parts), sizes) <= PART_BYTES
+            files = self._files_of(parts)
+            are_short = np.bincount(files, sizes) <= PART_BYTES
+            are_short |= np.bincount(files, parts[:, 2]) == 1
         self.gives_runs = bool(are_short.all())
 
     def order(self, layout: Layout, seed: int) -> Uint64Array:

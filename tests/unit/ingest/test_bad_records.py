@@ -342,7 +342,7 @@ def samples_of(volume: Volume, name: str = "n") -> dict[str, bytes]:
 
 
 @each_format
-@pytest.mark.parametrize("bad", [{0}, {4}, {8}, {0, 3, 4, 8}, set()], ids=str)
+@pytest.mark.parametrize("bad", [{4}, {0, 3, 4, 8}, set()], ids=str)
 def test_bad_records_are_left_out_and_reported(
     volume: Volume, tmp_path: Path, write: Write, bad: set[int]
 ) -> None:

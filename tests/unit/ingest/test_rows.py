@@ -176,6 +176,9 @@ def test_of_many_files_the_windows_of_one_follow_each_other(
     files = [path.partition("/")[0] for path in orders[0]]
     assert files != sorted(files)
     assert len(list(groupby(files))) == 20
+    monkeypatch.setattr(records, "PART_BYTES", 20)
+    assert not open_arrays(*paths).gives_runs
+    assert open_arrays(*paths, samples="groups").gives_runs  # one sample each
 
 
 @every_format

@@ -28,6 +28,7 @@ from dlfs.errors import (
     UsageError,
 )
 from dlfs.ingest.attributes import AttributedSource, label_rule
+from dlfs.ingest.formats import zip as zip_format
 from dlfs.ingest.formats.zip import ZipOptions, ZipSource
 from dlfs.ingest.importer import open_source
 from dlfs.volume.volume import Volume
@@ -484,3 +485,16 @@ def test_zlib_bombs_of_impossible_sizes(write: Callable[..., Path]) -> None:
     stored = len(zlib.compress(b"1", 6)) - 6
     with pytest.raises(FormatError, match=f"x: expected at most {stored * 1032} bytes of {stored}"):
         take(patched(path, SIZE, "<I", stored * 1032 + 1))
+
+
+def test_the_number_of_threads_changes_nothing(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(*FILES.items(), method="deflate")
+    found = []
+    for threads in (1, 7):
+        monkeypatch.setattr(zip_format, "_THREADS_MAX", threads)
+        monkeypatch.setattr(zip_format, "_MEMBERS", 2)
+        found.append(list(take(path, layout="shuffled", seed=5).items()))
+    assert found[0] == found[1]
+    assert dict(found[0]) == FILES
