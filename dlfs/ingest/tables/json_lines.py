@@ -23,8 +23,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from dlfs.base.extras import load_package
-from dlfs.base.units import MIB
-from dlfs.errors import FormatError, LimitError, TruncatedError
+from dlfs.base.units import KIB, MIB
+from dlfs.errors import DeviceError, FormatError, LimitError, TruncatedError
 from dlfs.ingest.bad_records import BadRecords, current
 from dlfs.ingest.isolation.confines import note_location
 from dlfs.ingest.source import check_unchanged, file_errors, file_state
@@ -44,6 +44,11 @@ NESTING_MAX = 64
 """Most lists and objects in each other."""
 
 _CHUNK_BYTES = 4 * MIB
+_SMALL_CHUNK_BYTES = 4 * KIB
+"""Bytes read at once of a compressed file that is damaged or cut, up to where it is."""
+_SOUND_BEFORE = (TruncatedError, LimitError, DeviceError)
+"""Errors of a file behind which no line can be found, and before which lines are sound; where a
+compressed file is damaged otherwise, its checksum is that of the lines before, too."""
 _BATCH_VALUES_MAX = 1 << 20
 """Most values of a batch, nulls included, which no bytes of the file stand for."""
 _SHOWN_MAX = 60
@@ -87,7 +92,7 @@ def _find_types(path: str) -> Table:
     found = _Types(what)
     count = bad_count = 0
     bad = current()
-    for rows in bad.salvage(_chunks(path, bad), path):
+    for rows in bad.salvage(_chunks(path, bad), path, _SOUND_BEFORE):
         found.add(rows, count)
         count += len(rows)
         bad_count += rows.count(None)
@@ -99,7 +104,7 @@ def _find_types(path: str) -> Table:
         chosen_schema = pyarrow.schema(chosen)
         row = 0
         step = max(1, _BATCH_VALUES_MAX // max(1, len(chosen)))
-        for chunk in again.salvage(_chunks(path, again, first), path):
+        for chunk in again.salvage(_chunks(path, again, first), path, _SOUND_BEFORE):
             for rows in _sound_parts(chunk, step):
                 if rows and row + len(rows) > first:
                     arrays = [_array(rows, field, f"{what}: row", row) for field in chosen]
@@ -310,14 +315,23 @@ def _pieces(path: str) -> Iterator[bytes]:
     compression = next(
         (kind for ending, kind in COMPRESSIONS.items() if path.lower().endswith(ending)), None
     )
+    done = 0
     with file_errors(f"import {path}"):
-        try:
-            with pyarrow.input_stream(path, compression=compression) as stream:
-                while data := stream.read(_CHUNK_BYTES):
-                    yield data
-        except OSError as error:
-            if error.errno is not None or compression is None:
-                raise
-            text = " ".join(str(error).split())
-            kind = TruncatedError if text.startswith("Truncated") else FormatError
-            raise kind(f"import {path}: the {compression} stream is damaged: {text}") from error
+        for size in (_CHUNK_BYTES, _SMALL_CHUNK_BYTES):
+            try:
+                with pyarrow.input_stream(path, compression=compression) as stream:
+                    left = done
+                    while left:
+                        left -= len(stream.read(min(left, size)))
+                    while data := stream.read(size):
+                        yield data
+                        done += len(data)
+                return
+            except OSError as error:
+                if error.errno is not None or compression is None:
+                    raise
+                if size > _SMALL_CHUNK_BYTES:
+                    continue
+                text = " ".join(str(error).split())
+                kind = TruncatedError if text.startswith("Truncated") else FormatError
+                raise kind(f"import {path}: the {compression} stream is damaged: {text}") from error

@@ -18,6 +18,7 @@ import lmdb
 import numpy as np
 import pyarrow as pa
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import feather, parquet
@@ -299,14 +300,21 @@ def write_array_record(folder: Path, bad: Bad) -> Written:
     return Written(path, {}, [f"x/{i:08d}" for i in range(COUNT)])
 
 
-def write_json_lines(folder: Path, bad: Bad) -> Written:
+def write_json_lines(folder: Path, bad: Bad, suffix: str = "jsonl") -> Written:
     """Lines that are cut, no objects, or no UTF-8."""
     folder.mkdir()
     lines = [json.dumps({"text": data.decode()}).encode() for data in DATA]
     for i in bad:
         lines[i] = [lines[i][:-2], b"[1]", b'{"text": "\xff"}'][i % 3]
-    (folder / "x.jsonl").write_bytes(b"\n".join([*lines, b""]))
-    return Written(folder / "x.jsonl", {}, [f"x/{i:08d}" for i in range(COUNT)])
+    raw = b"\n".join([*lines, b""])
+    path = folder / f"x.{suffix}"
+    path.write_bytes(gzip.compress(raw) if suffix.endswith("gz") else raw)
+    return Written(path, {}, [f"x/{i:08d}" for i in range(COUNT)])
+
+
+def write_packed_json_lines(folder: Path, bad: Bad) -> Written:
+    """The same, compressed."""
+    return write_json_lines(folder, bad, "jsonl.gz")
 
 
 Write = Callable[[Path, Bad], Written]
@@ -314,7 +322,7 @@ WRITERS: list[Write] = [
     write_folder, write_image_folder, write_list, write_csv, write_tar, write_packed_tar, write_zip,
     write_webdataset, write_tfrecord, write_packed_tfrecord, write_examples, write_parquet,
     write_arrow, write_mds, write_mds_fields, write_lmdb, write_npz, write_hdf5,
-    write_zarr, write_array_record, write_json_lines,
+    write_zarr, write_array_record, write_json_lines, write_packed_json_lines,
 ]  # fmt: skip
 
 each_format = pytest.mark.parametrize(
@@ -383,7 +391,11 @@ def test_a_source_of_bad_records_alone_is_refused(
         volume, "expected at most 99 % bad records|expected at least one|arrays|column"
     ):
         import_some(volume, written, "99%")
-    if write not in (write_npz, write_json_lines):  # without arrays or columns there is no source
+    if write not in (
+        write_npz,
+        write_json_lines,
+        write_packed_json_lines,
+    ):  # without arrays or columns there is no source
         with refused(volume, NotFoundError, "9 x bad record"):
             import_some(volume, written, COUNT)
 
@@ -583,6 +595,29 @@ def test_a_cut_file_costs_no_other(volume: Volume, tmp_path: Path, kind: str, sh
     assert [(one.source, one.record) for one in report.bad.records] == [
         (str(paths[0]), bad_records.REST)
     ]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor().compress])
+def test_lines_before_the_end_of_a_cut_file_are_imported(
+    volume: Volume, tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    suffix = ".gz" if pack is gzip.compress else ".zst"
+    texts = [np.random.default_rng(i).bytes(3000).hex() for i in range(100)]
+    raw = pack("".join(json.dumps({"text": text}) + "\n" for text in texts).encode())
+    path = tmp_path / f"x.jsonl{suffix}"
+    path.write_bytes(raw[: len(raw) // 2])
+    written = Written(path, {}, [])
+    with refused(volume, TruncatedError, r"x\.jsonl\S+ the \w+ stream is damaged"):
+        import_some(volume, written, None)
+    report = import_some(volume, written, 1)
+    found = list(contents(volume, "n").values())
+    assert found == [text.encode() for text in texts[: len(found)]]
+    assert len(found) > 30
+    assert [one.record for one in report.bad.records] == [bad_records.REST]
+    if suffix == ".gz":  # whose checksum is that of all lines
+        path.write_bytes(raw[:200] + bytes(20) + raw[220:])
+        with refused_somehow(volume, "expected a readable file, got none"):
+            import_some(volume, written, 1)
 
 
 @pytest.mark.parametrize("damage", ["cut", "compressed"])
