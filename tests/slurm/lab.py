@@ -25,7 +25,7 @@ links.
 lives as long as the lab. ``settings=`` is appended to slurm.conf, such as ``Prolog=...``.
 
 Limits: Slurm sees a quick reboot by the uptime, which all machines of a lab share: let a crashed
-node stay away until sinfo says that it is down, or srun waits for its tasks without end. Slurm
+node stay away until ``lab.state_of`` is down, or srun waits for its tasks without end. Slurm
 22.05 of Debian 12 was tried; a node takes 20 MB of memory. The nodes show what is
 correct, not what is fast. Threads: one at a time, except ``run`` and ``start``.
 """
@@ -512,6 +512,15 @@ class SlurmLab:
         """Return the number of idle nodes."""
         code, shown = self.head.try_run("sinfo", "-h", "-t", "idle", "-o", "%D")
         return int(shown) if code == 0 and shown.strip().isdecimal() else 0
+
+    def state_of(self, node: Machine) -> str:
+        """Return the state of a node, as sinfo calls it, such as ``idle`` or ``down*``.
+
+        All nodes are asked for: slurmctld counts allocated processors then. A single node that
+        went down while it had some stays ``mixed*`` for ``sinfo --nodes``.
+        """
+        shown = self.head.run("sinfo", "--noheader", "--Node", "--format=%N %T")
+        return dict(line.split() for line in shown.splitlines())[node.name]
 
     def submit(
         self,

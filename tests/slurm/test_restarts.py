@@ -175,8 +175,7 @@ def kill_slurmd(cluster: Cluster, node: Machine, draw: random.Random) -> None:
 def crash(cluster: Cluster, node: Machine, draw: random.Random) -> None:
     """Cut the power of a node, until Slurm has noticed: see ``lab``."""
     node.crash()
-    query = ("sinfo", "--noheader", f"--nodes={node.name}", "--format=%T")
-    wait_for(lambda: "down" in cluster.head.run(*query), f"{node.name} to be down")
+    wait_for(lambda: "down" in cluster.state_of(node), f"{node.name} to be down")
     node.boot()
 
 
