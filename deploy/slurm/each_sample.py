@@ -8,7 +8,8 @@ when all tasks of a start have written theirs of this number: the global order i
 there. The first task of the next start writes down how many parts count, once for all, and all its
 tasks continue behind them, however many tasks there are. What is written later by the earlier
 start, such as by a task on a node that Slurm has lost, does not count. So the parts that count have
-each sample exactly once; samples of other parts are computed again.
+each sample exactly once; samples of other parts are computed again. At the end, the first task
+waits for the last parts of all others, and fails if one is missing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ import dlfs
 
 BATCH = 8
 STEPS = 4
+WAIT_S = float(os.environ.get("WAIT_S", "300"))
+"""Time that the first task waits for the others at the end, in seconds."""
 PAUSE_S = float(os.environ.get("PAUSE_S", "0"))
 """Time that a part takes longer, in seconds: for trials."""
 
@@ -68,6 +71,22 @@ def parts_until(folder: Path, start: int) -> dict[int, int]:
     return {}
 
 
+def wait_for_tasks(folder: Path, start: int, tasks: int) -> None:
+    """Wait until all tasks of a start have written their last part.
+
+    srun returns 0 although it lost tasks, if it was told to: by --no-kill or --wait.
+    """
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        parts = (json.loads(path.read_text()) for path in folder.glob(f"{start}.*.*.json"))
+        ended = sum(part["last"] for part in parts)
+        if ended == tasks:
+            return
+        if time.monotonic() > deadline:
+            sys.exit(f"waited {WAIT_S:g} s for the last parts of {tasks} tasks, found {ended}")
+        time.sleep(1)
+
+
 def compute(dataset: str, folder: Path) -> None:
     """Compute this task's share, from where the earlier starts of the job ended."""
     start = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
@@ -101,6 +120,8 @@ def compute(dataset: str, folder: Path) -> None:
             written.rename(written.with_suffix(".json"))
             number += 1
             time.sleep(PAUSE_S)
+    if rank == 0:
+        wait_for_tasks(folder, start, tasks)
 
 
 def main() -> None:

@@ -9,6 +9,10 @@ run_job() {
     local service="" code
     local on_each_node=(srun --overlap --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1)
     if [ -z "${DLFS_SERVICE:-}" ]; then
+        if [ -n "${SLURM_HET_SIZE:-}" ]; then # the step would be of the first component only
+            echo "dlfs: expected services by a prolog, as this job is heterogeneous; there is no DLFS_SERVICE" >&2
+            exit 1
+        fi
         export DLFS_SERVICE=unix:/tmp/dlfs-$SLURM_JOB_ID/socket
         "${on_each_node[@]}" "$DLFS_SLURM/serve-in-job" ${DLFS_OPTIONS:-} "${DLFS_VOLUME:?expected the volume to serve}" &
         service=$!

@@ -37,6 +37,7 @@ class Cluster(SlurmLab):
         users: users, as of ``SlurmLab``.
 
     Attributes:
+        has_prolog: whether prolog and epilog start and stop node services.
         scripts: the installed copy of deploy/slurm.
         volume: URI of the volume, for all machines.
     """
@@ -52,6 +53,7 @@ class Cluster(SlurmLab):
         users: dict[str, int] | None = None,
         datasets: bool = True,
     ) -> None:
+        self.has_prolog = prolog
         self._datasets = datasets
         self._target: subprocess.Popen[str] | None = None
         self.volume = f"nvme-tcp://10.77.0.1:4420/{NQN}?nsid=1&hostnqn={HOST}"

@@ -89,7 +89,9 @@ set -e
 exec 2>&1
 mount -t proc proc /proc
 # What others have mounted on this machine is not on this one.
-awk '/ - fuse/ {{ print $5 }}' /proc/self/mountinfo | while read -r at; do umount -l "$(printf %b "$at")"; done
+awk '/ - fuse/ {{ print $5 }}' /proc/self/mountinfo | while read -r at; do
+    umount -l "$(printf %b "$at")"
+done
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -p /run/lock

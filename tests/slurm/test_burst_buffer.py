@@ -42,7 +42,8 @@ if ! dlfs info "$volume" photos >/dev/null 2>&1; then
 fi
 for _ in 1 2 3 4 5 6 7 8 9; do
     export ATTEMPT=$(ls $FOLDER/log | sed -nE 's/^([0-9]+)\\..*/\\1/p' | sort -u | wc -l)
-    nodes=$(scontrol show job -o $SLURM_JOB_ID | sed -E 's/.* NodeList=([^ ]*).*/\\1/')
+    nodes=$(scontrol show job -o $SLURM_JOB_ID |
+        sed -nE "s/^JobId=$SLURM_JOB_ID .* NodeList=([^ ]*).*/\\1/p")
     count=$(scontrol show hostnames $nodes | wc -l)
     # With --no-kill, srun returns 0 although a node was lost, and Slurm counts the step as running.
     srun --overlap -w $nodes -N $count -n $count \\

@@ -155,3 +155,23 @@ def test_hooks_run_with_the_jobs_environment(cluster: Cluster) -> None:
             (cluster.scripts / kind / "10-note").unlink()
     assert (cluster.shared / "prolog.d").read_text() == f"{job}\n"
     assert (cluster.shared / "epilog.d").read_text() == f"{job}\n"
+
+
+def test_components_of_a_heterogeneous_job(cluster: Cluster) -> None:
+    """Slurm gives each component nodes of its own, and a job ID, by which it is cancelled."""
+    script = HOLD.replace("srun ", "srun --het-group=0-1 ")
+    first = cluster.submit(script, "--nodelist=n1", ":", "--nodelist=n2", user="ann")
+    cluster.wait_for_files(f"ready.{first}.0", f"ready.{first}.1")
+    (here,), (there,) = services(cluster, "n1"), services(cluster, "n2")
+    other = start(cluster, HOLD, "--nodelist=n2")
+    assert services(cluster, "n2") == [there]
+    cluster.head.run("scancel", f"{first}+1")
+    mark = f"{RUNTIME}/{USERS['ann']}/jobs/{first + 1}"
+    wait_for(lambda: cluster.nodes["n2"].try_run("test", "-e", mark)[0], "its epilog")
+    assert services(cluster, "n1") == [here]
+    assert services(cluster, "n2") == [there]
+    cluster.head.run("scancel", str(other))
+    wait_for(lambda: not services(cluster, "n2"), "the service of n2 to end")
+    assert services(cluster, "n1") == [here]
+    cluster.head.run("scancel", str(first))
+    cluster.wait_until_clean()

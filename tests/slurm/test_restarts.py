@@ -55,6 +55,9 @@ class Job:
             "DLFS_RESTARTS": "20",
             "PAUSE_S": "0.2" if torch else "0.7",
             "RANKS_PER_NODE": "2",
+            # The first task, and srun, would wait longer for tasks whose slurmstepd was killed.
+            "WAIT_S": "10",
+            "SLURM_WAIT": "20",
             "PATH": PATH,
         }
         program = (
@@ -147,6 +150,54 @@ def test_training_goes_on_at_another_size(cluster: Cluster) -> None:
     assert len(found) > SAMPLES - 4  # the ranks have equal shares
     cluster.nodes["n2"].boot()
     cluster.wait_until_clean()
+
+
+def test_service_and_tasks_of_a_node_are_killed(cluster: Cluster) -> None:
+    job = Job(cluster, "killed")
+    wait_for(lambda: job.parts() >= 5, "a part of all tasks")
+    for pid, line in cluster.nodes["n1"].processes("dlfs", "each_sample.py").items():
+        if "serve" in line or "dlfs.service.daemon" in line or line.startswith("python"):
+            cluster.signal(pid, signal.SIGKILL)
+    job.wait_for_end()
+    assert job.results() == list(range(SAMPLES))
+    cluster.wait_until_clean()
+
+
+@pytest.mark.parametrize("with_tasks", [True, False])
+def test_tasks_whose_manager_was_killed(cluster: Cluster, with_tasks: bool) -> None:
+    """Nobody tells srun that they have ended."""
+    job = Job(cluster, f"unmanaged-{with_tasks}")
+    wait_for(lambda: job.parts() >= 5, "a part of all tasks")
+    node = cluster.nodes["n2"]
+    node.kill_slurmd(with_steps=True)
+    if with_tasks:
+        for pid, line in node.processes("each_sample.py").items():
+            if line.startswith("python"):
+                cluster.signal(pid, signal.SIGKILL)
+    node.start_slurmd()
+    job.wait_for_end()
+    assert job.results() == list(range(SAMPLES))
+    cluster.wait_until_clean()
+
+
+HETEROGENEOUS = """\
+#!/bin/bash
+. {scripts}/job.sh
+run_job srun --het-group=0-1 --label bash -c 'dlfs ls -R "$DLFS_SERVICE" photos | wc -l'
+"""
+
+
+def test_a_heterogeneous_job_needs_the_prolog(cluster: Cluster) -> None:
+    script = HETEROGENEOUS.format(scripts=cluster.scripts)
+    parts = ["--nodelist=n1", ":", "--nodelist=n2"]
+    job = cluster.submit(script, *parts, user="ann", environment={"DLFS_VOLUME": cluster.volume})
+    cluster.wait_until_clean()
+    shown = (cluster.shared / f"slurm-{job}.out").read_text()
+    if cluster.has_prolog:
+        assert sorted(shown.splitlines()) == [f"0: {SAMPLES}", f"1: {SAMPLES}"]
+    else:
+        assert "expected services by a prolog, as this job is heterogeneous" in shown
+        assert cluster.job(job)["JobState"] == "FAILED"
 
 
 def kill_service(cluster: Cluster, node: Machine, draw: random.Random) -> None:

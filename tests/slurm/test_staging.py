@@ -88,6 +88,19 @@ def test_datasets_are_there_when_the_job_begins_and_given_back(cluster: StagingC
         cluster.wait_until_clean()
 
 
+def test_a_job_that_starts_again_stages_in_again(cluster: StagingCluster) -> None:
+    source = cluster.source("again", "ann")
+    wait = '[ -n "$SLURM_RESTART_COUNT" ] || { echo >started; sleep 1000; }'
+    directive = f"#DLFS stage_in source={source} name=again-%j remove=yes"
+    job = cluster.submit(LIST.format(directives=f"{directive}\n{wait}"), user="ann")
+    cluster.wait_for_files("started")
+    cluster.head.run("scontrol", "requeue", str(job))
+    cluster.wait_for_state(job, "COMPLETED")
+    assert f"again-{job}@2" in cluster.output(job)  # the first one was removed
+    cluster.wait_for_removal(f"again-{job}")
+    cluster.wait_until_clean()
+
+
 def test_a_job_reads_what_its_user_may_read(cluster: StagingCluster) -> None:
     source = cluster.source("private", "bob")
     job = cluster.submit_staged(f"source={source} name=private")
