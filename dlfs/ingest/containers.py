@@ -8,9 +8,10 @@ format that could not be recognised, such as MDS shards without their index.
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 
 from dlfs.ingest.registry import FORMATS
 from dlfs.ingest.source import show
@@ -70,6 +71,9 @@ def warn_of_containers(name: str, paths: Iterable[bytes]) -> None:
 
 def _container_format(path: bytes) -> str | None:
     """Return the format that the name of a file, or of a folder above it, suggests."""
+    lower = path.lower()
+    if b".lance/" not in lower and not _ANY.match(lower[lower.rfind(b"/") + 1 :]):
+        return None  # as of most files
     parts = path.decode("utf-8", "surrogateescape").lower().split("/")
     if any(part.endswith(".lance") for part in parts):
         return "lance"
@@ -89,3 +93,6 @@ _PATTERNS = [
     ),
 ]
 """Pairs of a format's name and a pattern of file names."""
+
+_ANY = re.compile("|".join(translate(pattern) for _, pattern in _PATTERNS).encode())
+"""Matches the file names that one of the patterns matches."""

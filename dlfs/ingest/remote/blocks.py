@@ -126,6 +126,7 @@ class BlockCopies(Copies):
         self._used_bytes = 0
         self._places: dict[int, tuple[Block, int]] = {}  # of the objects that are not complete
         self._files: dict[int, Descriptor] = {}
+        self._announced = -1
         self._taken = self._deleted = 0
         self._ends: deque[int] = deque()
 
@@ -137,7 +138,8 @@ class BlockCopies(Copies):
         if number not in self._places:
             block = self._division.add(size_bytes)
             self._places[number] = block, block.size_bytes - size_bytes
-            if len(block.sizes) == 1 or block.begins_group:
+            if block.begins_group and block.first > self._announced:
+                self._announced = block.first
                 self.wake()
         block, offset = self._places[number]
         added = block.disk_bytes - round_up(offset)

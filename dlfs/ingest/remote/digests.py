@@ -42,13 +42,15 @@ def find_digests(info: Mapping[str, Any]) -> Digests:
     """Return the digests in what a store says about an object, without S3's ETag."""
     found: Digests = {}
     for field, algorithm in _FIELDS.items():
-        _add(found, algorithm, info.get(field))
+        if (value := info.get(field)) is not None:
+            _add(found, algorithm, value)
     settings = info.get("content_settings")
     if isinstance(settings, Mapping):
         _add(found, "md5", settings.get("content_md5"))
     for part in str(info.get("Digest") or "").split(","):
-        name, _, value = part.strip().partition("=")
-        _add(found, name.lower().replace("-", ""), value)
+        name, has_value, text = part.strip().partition("=")
+        if has_value:
+            _add(found, name.lower().replace("-", ""), text)
     large = info.get("lfs")
     sha256 = large.get("sha256") if isinstance(large, Mapping) else getattr(large, "sha256", None)
     if isinstance(sha256, str):

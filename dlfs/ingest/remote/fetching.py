@@ -10,8 +10,9 @@ fetched once more.
 
 ``Copies`` says where the copy of an object goes, and if there is room for it. The objects get their
 places in their order, and those behind one that has no room wait for it. If a listing has no size
-of an object, as that of a web server, the response to the first request gives it: the body waits in
-memory for its place, unless the object has several pieces.
+of an object, as that of a web server, the response to the first request gives it. A body that is
+there before that of an earlier object then waits in memory for its place: at most ``REQUESTS`` and
+``EARLY_BYTES``; further ones keep their request from being followed by another.
 
 A request that fails for a temporary reason is repeated after a random, growing delay. After the
 first other error, and when the import ends, each coroutine ends behind its present request. At the
@@ -38,6 +39,7 @@ from dlfs._native.checksums import combine_crc32c, crc32c
 from dlfs._native.handle import Descriptor
 from dlfs.base.forks import Lock, OwnerProcess
 from dlfs.base.threads import ThreadPool
+from dlfs.base.units import MIB
 from dlfs.errors import ChecksumError, ClosedError
 from dlfs.ingest.progress import Meter
 from dlfs.ingest.remote.digests import Digests, compute, file_crc
@@ -50,6 +52,9 @@ REQUESTS = 16
 
 DISK_BLOCK_BYTES = 4096
 """Unit in which file systems give space to files, in bytes."""
+
+EARLY_BYTES = 16 * MIB
+"""Most bytes of bodies that wait for the places of earlier objects, but those in flight."""
 
 GRACE_S = 1.0
 """Longest wait for the requests in flight when the import ends, in seconds."""
@@ -222,6 +227,8 @@ class Fetcher:
         self._pieces: deque[_Piece] = deque()
         self._next = self._turn = 0
         self._turns: dict[int, asyncio.Future[None]] = {}
+        self._early: dict[int, tuple[Fetch, bytes]] = {}
+        self._early_bytes = 0
         self._room: asyncio.Future[None] | None = None
         self._waits: set[asyncio.Future[None]] = set()
         self._is_ending = False
@@ -368,22 +375,49 @@ class Fetcher:
             timer.cancel()
 
     async def _begin(self, number: int) -> None:
-        """Begin an object when it is its turn and there is room: find the pieces to fetch."""
+        """Begin an object, and those behind it whose bodies came before."""
         fetch, body = self._fetches[number], None
         if not fetch.item.has_size:
             fetch, body = await self._look_up(fetch)
-        place = await self._place(number, fetch)
+        if number != self._turn:
+            if body is not None and self._put_aside(number, fetch, body):
+                return
+            self._turns[number] = self._loop.create_future()
+            await self._wait(self._turns[number])
+        await self._open(number, fetch, body)
+        while (early := self._early.pop(self._turn, None)) is not None:
+            fetch, body = early
+            self._early_bytes -= len(body)
+            await self._open(self._turn, fetch, body)
+
+    def _put_aside(self, number: int, fetch: Fetch, body: bytes) -> bool:
+        """Let a body wait for its place, if others leave room for it in memory."""
+        size_bytes = self._early_bytes + len(body)
+        if len(self._early) == REQUESTS or size_bytes > EARLY_BYTES:
+            return False
+        self._early[number] = fetch, body
+        self._early_bytes = size_bytes
+        return True
+
+    async def _open(self, number: int, fetch: Fetch, body: bytes | None) -> None:
+        """Find the place of the next object when there is room for it, and the pieces to fetch."""
+        while (place := self._copies.place(number, fetch)) is None:
+            self._room = self._loop.create_future()
+            await self._wait(self._room)
+        self._turn += 1
+        if (turn := self._turns.pop(self._turn, None)) is not None and not turn.done():
+            turn.set_result(None)
         if self._copies.is_complete(number, fetch, place):
             self._copies.finish(number, fetch)
             self._note_complete(number)
             return
         opened = _Open(number, fetch, place)
-        opened.digests.update(self._manifest.digests(fetch.key))
         if body is not None:
-            writer = _PieceWriter(place, 0, len(body))
-            writer.write(body)
-            opened.crcs[0] = writer.crc
-        missing = [] if body is not None else await self._missing(opened)
+            opened.crcs[0] = _write(place, 0, body)
+            await self._finish(opened)
+            return
+        opened.digests.update(self._manifest.digests(fetch.key))
+        missing = await self._missing(opened)
         if not missing:  # it is empty, or was complete but for its record
             await self._finish(opened)
             return
@@ -396,20 +430,8 @@ class Fetcher:
         if (known := self._manifest.versions.get(fetch.key)) is not None:
             size_bytes, version = known
             return replace(fetch, item=replace(item, size_bytes=size_bytes, version=version)), None
-        found = await self._repeat(fetch, lambda: fetch.store.look_up(item), "read")
-        return replace(fetch, item=found[0]), found[1]
-
-    async def _place(self, number: int, fetch: Fetch) -> Place:
-        if number != self._turn:
-            self._turns[number] = self._loop.create_future()
-            await self._wait(self._turns[number])
-        while (place := self._copies.place(number, fetch)) is None:
-            self._room = self._loop.create_future()
-            await self._wait(self._room)
-        self._turn += 1
-        if (turn := self._turns.pop(self._turn, None)) is not None and not turn.done():
-            turn.set_result(None)
-        return place
+        found, body = await self._repeat(fetch, lambda: fetch.store.look_up(item), "read")
+        return Fetch(fetch.store, found, fetch.key, fetch.part, fetch.target), body
 
     def _note_complete(self, number: int) -> None:
         self._is_there[number] = True
@@ -476,7 +498,7 @@ class Fetcher:
         fetch, item = opened.fetch, opened.fetch.item
         for attempt in range(_FETCHES_MAX):
             crc = opened.crc32c()
-            got = await self._compute(opened, crc)
+            got = await self._compute(opened, crc) if opened.digests else {}
             wrong = [name for name, digits in opened.digests.items() if got[name] != digits]
             if not wrong:
                 break
@@ -536,15 +558,10 @@ class _PieceWriter:
 
     def write(self, data: bytes) -> None:
         """Write the next bytes."""
-        left = memoryview(data)
-        if len(left) > self._last - self._position:
+        if len(data) > self._last - self._position:
             raise IncompleteError(f"expected {self._last - self._first} bytes, got more")
-        self.crc = crc32c(left, self.crc)
-        place = self._place
-        while left:
-            with disk_errors(place.path):  # another request cannot help
-                count = os.pwrite(place.file, left, place.offset_bytes + self._position)
-            self._position, left = self._position + count, left[count:]
+        self.crc = _write(self._place, self._position, data, self.crc)
+        self._position += len(data)
 
     def check_complete(self) -> None:
         """Check that the piece is there up to its last byte."""
@@ -553,6 +570,17 @@ class _PieceWriter:
                 f"expected {self._last - self._first} bytes, got {self._position - self._first} "
                 "before the response ended"
             )
+
+
+def _write(place: Place, position: int, data: bytes, crc: int = 0) -> int:
+    """Write bytes at a position of an object, and return the CRC32C that they continue."""
+    with_crc = crc32c(data, crc)
+    first = place.offset_bytes + position
+    with disk_errors(place.path):  # another request cannot help
+        written = os.pwrite(place.file, data, first)
+        while written < len(data):
+            written += os.pwrite(place.file, data[written:], first + written)
+    return with_crc
 
 
 def round_up(size_bytes: int) -> int:

@@ -25,6 +25,7 @@ from datetime import datetime
 from typing import Any
 
 from dlfs.base.extras import install_command, load_package
+from dlfs.base.forks import cached_property
 from dlfs.base.threads import ThreadPool
 from dlfs.base.units import MIB
 from dlfs.base.wording import redact
@@ -345,15 +346,18 @@ class HttpStore(_StreamingStore):
 
     async def _get(self, path: str, span: str | None) -> Any:
         """Send a request; the caller enters what this returns."""
-        aiohttp = importlib.import_module("aiohttp")
         session = await self._system.set_session()
         options = dict(self._system.kwargs)
         headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
         if span is not None:
             headers["Range"] = f"bytes={span}"
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
         url = self._system.encode_url(path)
-        return session.get(url, **options, headers=headers, timeout=timeout)
+        return session.get(url, **options, headers=headers, timeout=self._timeout)
+
+    @cached_property
+    def _timeout(self) -> Any:
+        aiohttp = importlib.import_module("aiohttp")
+        return aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
 
     async def _has_ranges(self, path: str) -> bool:
         async with await self._get(path, "0-0") as answer:
@@ -363,19 +367,21 @@ class HttpStore(_StreamingStore):
         """Request an object, and take its body if it is one piece; see ``Store``."""
         async with await self._get(item.path, None) as answer:
             self._check_answer(item, answer)
-            size_bytes = answer.content_length
-            body = bytearray()
-            if size_bytes is None or size_bytes <= PIECE_BYTES:
-                async for data in answer.content.iter_any():
+            headers, size_bytes, body = answer.headers, answer.content_length, None
+            if size_bytes is None:  # its end is that of the body
+                body = await answer.content.read(PIECE_BYTES + 1)
+                while len(body) <= PIECE_BYTES and (data := await answer.content.readany()):
                     body += data
-                    if len(body) > PIECE_BYTES:
-                        raise _no_size(item.url)
                 size_bytes = len(body)
-            digests, version = find_digests(answer.headers), version_of(answer.headers)
-        found = replace(item, size_bytes=size_bytes, version=version, digests=digests)
-        if size_bytes <= PIECE_BYTES:
-            return found, bytes(body)
-        if answer.headers.get("Accept-Ranges") == "bytes":
+                if size_bytes > PIECE_BYTES:
+                    raise _no_size(item.url)
+            elif size_bytes <= PIECE_BYTES:
+                body = await answer.read()
+        version, digests = version_of(headers), find_digests(headers)
+        found = RemoteObject(item.url, item.path, item.name, size_bytes, version, digests)
+        if body is not None:
+            return found, body
+        if headers.get("Accept-Ranges") == "bytes":
             return found, None
         return replace(found, has_ranges=await self._has_ranges(item.path)), None
 
