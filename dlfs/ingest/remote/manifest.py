@@ -21,6 +21,8 @@ from dlfs._native.handle import Descriptor
 from dlfs.base.closing import closed_on_error
 from dlfs.base.forks import Lock
 
+_encode = json.JSONEncoder(check_circular=False).encode
+
 
 def object_key(url: str, size_bytes: int, version: str) -> str:
     """Return the key of one version of an object."""
@@ -85,8 +87,8 @@ class Manifest:
                 there, with ``looked_up`` if its listing had neither ``bytes`` nor ``version``.
         """
         record = {"object": key, **record}
+        line = _encode(record).encode() + b"\n"
         with self._lock:
-            line = json.dumps(record).encode() + b"\n"
             if os.write(self._file.value, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._take(record)

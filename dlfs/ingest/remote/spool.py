@@ -497,12 +497,13 @@ class Spool:
 
     def _check_space(self, needed: int) -> None:
         needed -= sum(entry.stat().st_blocks * 512 for entry in os.scandir(f"{self.folder}/parts"))
-        free = shutil.disk_usage(self.folder).free - RESERVE_BYTES
+        needed = max(0, needed) + RESERVE_BYTES
+        free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise SpaceError(
                 f"import {redact(self._urls[0])}: expected {needed} bytes free for local copies in "
-                f"the spool directory {os.path.dirname(self.folder)}, got {max(0, free)}; "
-                "spool=DIRECTORY names another"
+                f"the spool directory {os.path.dirname(self.folder)}, of which it leaves "
+                f"{RESERVE_BYTES} free, got {free}; spool=DIRECTORY names another"
             )
 
 
