@@ -136,7 +136,10 @@ class BlockCopies(Copies):
         """Find the place of the next object; see ``Copies``."""
         size_bytes = fetch.item.size_bytes
         if number not in self._places:
+            before = self._division.blocks[-1]
             block = self._division.add(size_bytes)
+            if before.is_complete:
+                self._end(before)
             self._places[number] = block, block.size_bytes - size_bytes
             if block.begins_group and block.first > self._announced:
                 self._announced = block.first
@@ -176,8 +179,12 @@ class BlockCopies(Copies):
         block, _ = self._places.pop(number)
         block.missing -= 1
         if block.is_complete:
-            self._files.pop(block.first).close()
-            self.wake()
+            self._end(block)
+
+    def _end(self, block: Block) -> None:
+        """Close the file of a block that is complete."""
+        self._files.pop(block.first).close()
+        self.wake()
 
     def release(self, size_bytes: int) -> None:
         """Take note that files of so many bytes were deleted."""

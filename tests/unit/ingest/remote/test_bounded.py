@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -274,6 +275,28 @@ def test_a_change_of_the_bound_is_another_import(memory: Any, tmp_path: Path) ->
     memory.pipe("/data/c0/000.bin", b"other")
     with pytest.raises(UsageError, match="are not those of now"):
         run(volume, opened(tmp_path))
+
+
+def test_blocks_come_while_further_objects_are_fetched(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, read = threading.Event(), Store.read
+
+    def waiting(self: Store, item: Any, *rest: Any) -> Any:
+        if item.name == "c2/119.bin":
+            assert taken.wait(60)
+        return read(self, item, *rest)
+
+    monkeypatch.setattr(Store, "read", waiting)
+    source = opened(tmp_path, limit=1 << 30)
+    count = 0
+    with closing(source), closing(source.blocks(layout="path", seed=0)) as blocks:
+        for block in blocks:
+            count += len(block.paths)
+            taken.set()
+        opened_now = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
+        assert not [path for path in opened_now if "/blocks/" in path]
+    assert count == len(FILES)
 
 
 @pytest.mark.parametrize("block_bytes", [0, 10_000, 40_000])
