@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -219,6 +219,32 @@ class ShardSource(PassingSource):
             return block
         cursor = {"position": position, **block.cursor, "skipped": dict(self.skipped)}
         return replace(block, cursor=cursor)
+
+    def read_places(
+        self, places: Int64Array, offsets: Int64Array, buffer: Bytes, name: Callable[[int], str]
+    ) -> list[bool]:
+        """Read ranges of the shards; note the samples of those that cannot be read.
+
+        Args:
+            places: as for ``RangeReader.read_ranges``.
+            offsets: ``int64[n_samples]``, rising: offset of each sample in the buffer.
+            buffer: the buffer.
+            name: function that returns the name of a sample of these.
+
+        Returns:
+            True for each sample that was read.
+
+        Raises:
+            DlfsError: a range cannot be read, and no bad records are allowed.
+        """
+        assert self.index is not None
+        are_read = [True] * len(offsets)
+        for number, offset, error in self.index.read_ranges(places, buffer):
+            sample = int(np.searchsorted(offsets, offset, side="right")) - 1
+            if are_read[sample]:
+                self.bad.note(self.shards[number], name(sample), error)
+            are_read[sample] = False
+        return are_read
 
     def salvage(self, number: int, items: Iterable[_T]) -> Generator[_T, None, None]:
         """Yield items of a shard up to an error behind which nothing can be found.

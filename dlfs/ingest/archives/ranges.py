@@ -49,7 +49,7 @@ class RangeReader:
         self._files = files
         self.states: list[tuple[int, int]] = []
 
-    def read_ranges(self, places: Int64Array, buffer: Bytes) -> None:
+    def read_ranges(self, places: Int64Array, buffer: Bytes) -> list[tuple[int, int, DlfsError]]:
         """Read ranges into a buffer.
 
         Args:
@@ -57,20 +57,25 @@ class RangeReader:
                 length, and its offset in the buffer, in bytes.
             buffer: ``uint8[n_bytes]``.
 
+        Returns:
+            The ranges that cannot be read: number of the file, offset in the buffer, and the error,
+            TruncatedError if the file has become shorter, else DeviceError.
+
         Raises:
-            TruncatedError: a file has become shorter.
-            DeviceError: a file cannot be read.
+            DeviceError: a file cannot be opened.
         """
         places = places[:, np.lexsort((places[1], places[0]))]
         numbers = places[0]
         ranges = np.zeros(len(numbers), FILE_DTYPE)
         ranges["position"], ranges["length_bytes"], ranges["buffer_offset"] = places[1:]
         used = np.unique(numbers)
+        failed: list[tuple[int, int, DlfsError]] = []
         for first in range(0, len(used), _OPEN_MAX):
             group = used[first : first + _OPEN_MAX]
             begin = int(np.searchsorted(numbers, group[0]))
             end = int(np.searchsorted(numbers, group[-1], side="right"))
-            self._read_group(group, numbers[begin:end], ranges[begin:end], buffer)
+            failed += self._read_group(group, numbers[begin:end], ranges[begin:end], buffer)
+        return failed
 
     def check_unchanged(self) -> None:
         """Raise DeviceError if a file has changed since its first state."""
@@ -80,7 +85,7 @@ class RangeReader:
 
     def _read_group(
         self, group: Int64Array, numbers: Int64Array, ranges: npt.NDArray[np.void], buffer: Bytes
-    ) -> None:
+    ) -> list[tuple[int, int, DlfsError]]:
         files: list[Descriptor] = []
         try:
             for number in group.tolist():
@@ -89,9 +94,16 @@ class RangeReader:
                     files[-1].fill(os.open, self._files[number], os.O_RDONLY | os.O_CLOEXEC)
             opened = np.array([file.value for file in files], np.int32)
             ranges["descriptor"] = opened[np.searchsorted(group, numbers)]
-            if read_ranges(ranges, buffer, threads=THREADS):
-                bad = int(np.flatnonzero(ranges["code"])[0])
-                raise self._failure(int(numbers[bad]), ranges[bad])
+            if not read_ranges(ranges, buffer, threads=THREADS):
+                return []
+            return [
+                (
+                    int(numbers[i]),
+                    int(ranges[i]["buffer_offset"]),
+                    self._failure(numbers[i], ranges[i]),
+                )
+                for i in np.flatnonzero(ranges["code"]).tolist()
+            ]
         finally:
             for file in files:
                 file.close()

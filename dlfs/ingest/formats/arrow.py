@@ -223,7 +223,7 @@ class ArrowSource(ShardSource):
                     yield row, batch
                     first = row + batch.num_rows
                 return
-            except FormatError as error:
+            except (FormatError, DeviceError) as error:
                 end = table.part_end(first) if self.bad.are_allowed else None
                 if end is None:
                     raise

@@ -181,7 +181,6 @@ class LmdbSource(ShardSource):
         """Read values by index, and return them as a block; see ``ShardSource``."""
         assert self.index is not None
         sizes, places = self.index.sizes[indices].astype(np.int64), self._places[indices]
-        self.index.read_ranges(np.stack([0 * places, places, sizes, offsets]), buffer)
         chosen = indices.astype(np.int64)
         ends = self._ends[chosen]
         starts = np.where(chosen > 0, self._ends[chosen - 1], 0)
@@ -189,9 +188,10 @@ class LmdbSource(ShardSource):
             bytes(self._names[start:end])
             for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
         ]
-        are_read = [True] * len(paths)
+        ranges = np.stack([0 * places, places, sizes, offsets])
+        are_read = self.read_places(ranges, offsets, buffer, lambda i: show(paths[i]))
         large = self._are_large[indices]
-        for i in np.flatnonzero(large).tolist():
+        for i in np.flatnonzero(large & are_read).tolist():
             number = int(places[i]) // self._pages.page_bytes
             head = buffer[offsets[i] : offsets[i] + _PAGE.size].tobytes()
             try:

@@ -49,6 +49,7 @@ from dlfs.ingest.source import (
     LinkPolicy,
     SampleBlock,
     Uint64Array,
+    choose_samples,
 )
 from dlfs.ingest.standard_input import open_standard_input
 
@@ -264,8 +265,9 @@ class TarSource(ArchiveShards):
         ranges = np.stack([self._places[indices], self._positions[indices], lengths, offsets])
         if self._sparse:
             ranges = self._split_sparse(ranges, buffer)
-        self.index.read_ranges(ranges, buffer)
-        return SampleBlock([self._files[i] for i in indices.tolist()], buffer, offsets, lengths)
+        paths = [self._files[i] for i in indices.tolist()]
+        are_read = self.read_places(ranges, offsets, buffer, lambda i: os.fsdecode(paths[i]))
+        return choose_samples(SampleBlock(paths, buffer, offsets, lengths), are_read)
 
     def _split_sparse(self, ranges: Int64Array, buffer: Bytes) -> Int64Array:
         """Replace the range of each sparse member by its segments; zero its buffer."""

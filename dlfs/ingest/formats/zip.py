@@ -27,7 +27,7 @@ import numpy as np
 
 from dlfs.base.closing import closed_on_error
 from dlfs.base.threads import ThreadPool
-from dlfs.errors import DeviceError, FormatError, UsageError
+from dlfs.errors import DeviceError, DlfsError, FormatError, UsageError
 from dlfs.ingest.archives.archive import AbsoluteOption
 from dlfs.ingest.archives.names import MemberNames
 from dlfs.ingest.archives.ranges import RangeReader
@@ -163,13 +163,13 @@ class ZipSource(ShardSource):
         paths = [self._files[i] for i in indices.tolist()]
         are_read = [True] * len(paths)
 
-        def read(some: Sequence[tuple[int, ...]]) -> list[tuple[int, FormatError]]:
-            """Read members of one archive; return those that are damaged."""
-            failed: list[tuple[int, FormatError]] = []
+        def read(some: Sequence[tuple[int, ...]]) -> list[tuple[int, DlfsError]]:
+            """Read members of one archive; return those that cannot be read."""
+            failed: list[tuple[int, DlfsError]] = []
             for shard, _, number, at, size, place in some:
                 try:
                     self._archives[shard].read_into(number, memory[at : at + size])
-                except FormatError as error:
+                except (FormatError, DeviceError) as error:
                     failed.append((place, error))
             return failed
 

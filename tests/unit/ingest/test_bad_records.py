@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -27,6 +28,7 @@ from dlfs.base.arguments import Layout
 from dlfs.errors import DlfsError, FormatError, NotFoundError, TruncatedError, UsageError
 from dlfs.format.bad_records import BadRecord, BadReport
 from dlfs.ingest import bad_records
+from dlfs.ingest.archives import ranges
 from dlfs.ingest.attributes import AttributedSource, PathRule, TableRule
 from dlfs.ingest.bad_records import BadRecords, SkipBad, TooManyBadError
 from dlfs.ingest.copying import copy_dataset
@@ -675,6 +677,31 @@ def test_a_damaged_row_group_is_lost(volume: Volume, tmp_path: Path) -> None:
     assert [one.record for one in report.bad.records] == ["rows 4..7"]
     assert report.bad.count == 4
     assert samples_of(volume) == {f"x/{i:08d}": DATA[i] for i in (0, 1, 2, 3, 8)}
+
+
+@pytest.mark.parametrize("write", [write_tar, write_tfrecord, write_lmdb])
+def test_a_sector_that_cannot_be_read_costs_what_lies_in_it(
+    volume: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write
+) -> None:
+    written = write(tmp_path / "source", ())
+    file = written.path / "data.mdb" if written.path.is_dir() else written.path
+    at, read = file.read_bytes().index(DATA[3]) + 5, ranges.read_ranges
+
+    def faulty(places: Any, buffer: Any, **options: Any) -> int:
+        read(places, buffer, **options)
+        starts, ends = places["position"], places["position"] + places["length_bytes"]
+        places["code"][(starts <= at) & (at < ends)] = -errno.EIO
+        return int(np.count_nonzero(places["code"]))
+
+    monkeypatch.setattr(ranges, "read_ranges", faulty)
+    with refused_somehow(volume, re.escape(str(written.path))):
+        import_some(volume, written, None)
+    report = import_some(volume, written, 1)
+    assert samples_of(volume) == {written.names[i]: DATA[i] for i in range(COUNT) if i != 3}
+    (one,) = report.bad.records
+    assert one.source == str(written.path)
+    assert one.record in (written.names[3], "record 3")
+    assert report.bad.reasons == {"cannot be read": 1}
 
 
 # ---- what only the writer finds ------------------------------------------------------------------

@@ -139,12 +139,13 @@ class TfRecordSource(RecordSource):
         sizes = self.index.sizes[indices].astype(np.int64)
         shards = np.searchsorted(self._firsts, indices, side="right") - 1
         positions = self._positions[indices].astype(np.int64)
-        self.index.read_ranges(np.stack([shards, positions, sizes, offsets]), buffer)
         numbers = indices.astype(np.int64) - self._firsts[shards]
+        ranges = np.stack([shards, positions, sizes, offsets])
+        are_read = self.read_places(ranges, offsets, buffer, lambda i: f"record {numbers[i]}")
         memory = buffer.data
         records: list[Record] = []
         firsts: list[int] = []
-        places = np.stack([shards, numbers, offsets, sizes], axis=1)
+        places = np.stack([shards, numbers, offsets, sizes], axis=1)[are_read]
         for shard, number, at, size in places.tolist():
             where = f"import {self.shards[shard]}: record {number}"
             try:
