@@ -1,6 +1,7 @@
 """Imports of all kinds of sources that are killed at random moments, with their reads counted.
 
 What is read in vain is what was in flight when the import was killed: samples that no step had yet.
+ArrayRecord is left to ``test_seeking``: its library has threads, and cannot be used in forks.
 The seed is printed; ``DLFS_IMPORT_KILLS`` is the number of kills of each kind (1 by default).
 """
 
@@ -14,7 +15,6 @@ import tarfile
 import time
 import zipfile
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
@@ -96,15 +96,6 @@ def write_lmdb(place: Path, contents: Contents) -> Made:
     return Made(place / "x.lmdb", "lmdb")
 
 
-def write_array_record(place: Path, contents: Contents) -> Made:
-    module = pytest.importorskip("array_record.python.array_record_module")
-    writer = module.ArrayRecordWriter(str(place / "x.arrayrecord"), "group_size:4")
-    for data in contents:
-        writer.write(data)
-    writer.close()
-    return Made(place / "x.arrayrecord", "arrayrecord")
-
-
 def write_json_lines(place: Path, contents: Contents) -> Made:
     pytest.importorskip("pyarrow")
     lines = [json.dumps({"text": data[: LENGTH // 2].hex()}) for data in contents]
@@ -136,7 +127,6 @@ MAKERS: dict[str, Callable[[Path, Contents], Made]] = {
     "tfrecord": write_tfrecord,
     "zip": write_zip,
     "lmdb": write_lmdb,
-    "arrayrecord": write_array_record,
     "jsonl": write_json_lines,
     "mds": write_shards,
     "npy": write_npy,
@@ -147,12 +137,6 @@ MAKERS: dict[str, Callable[[Path, Contents], Made]] = {
 def import_source(volume: str, made: Made) -> None:
     with dlfs.open(volume) as target, closing(opened_here(made)) as source:
         import_dataset(target, source, "x", step_bytes=STEP_BYTES)
-
-
-def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a child, so that libraries with threads can be used in later ones."""
-    with ProcessPoolExecutor(1, FORK) as pool:
-        return pool.submit(function, *arguments).result()
 
 
 def places(volume: str) -> tuple[Any, ...]:
@@ -178,7 +162,7 @@ def test_nothing_is_read_twice_but_what_was_in_flight(
     print(f"seed {seed}")
     draw = random.Random(seed)
     contents = [draw.randbytes(LENGTH) for _ in range(SAMPLES)]
-    made = in_child(MAKERS[kind], tmp_path, contents)
+    made = MAKERS[kind](tmp_path, contents)
     monkeypatch.setattr(committed_steps, "PAUSE_S", 0.0)
     monkeypatch.setattr(json_lines, "_CHUNK_BYTES", GROUP * LENGTH)
     owner_of, name, measure, _ = READS[kind]
@@ -194,7 +178,7 @@ def test_nothing_is_read_twice_but_what_was_in_flight(
     layout = {"size_bytes": 16 * MIB, "chunk_bytes": 16 * KIB}
     whole, volume = (str(new_volume(tmp_path / name, **layout)) for name in ("whole", "volume"))
     begun = time.monotonic()
-    in_child(import_source, whole, made)
+    import_source(whole, made)
     duration_s = time.monotonic() - begun
     assert count.value == SAMPLES
     kills, before, in_vain, is_complete = 0, 0, 0, False
