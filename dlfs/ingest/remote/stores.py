@@ -13,6 +13,7 @@ Threads: any at once; coroutines belong to the thread of fsspec's event loop.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import importlib
 import os
@@ -266,13 +267,20 @@ class _StreamingStore(Store):
         digests: Digests = {}
         received: list[bytes] = []
         size_bytes = 0
-        async with aclosing(self._receive(item, first, last, digests)) as body:
-            async for data in body:
-                received.append(data)
-                size_bytes += len(data)
-                if size_bytes >= BODY_BYTES:
-                    await in_thread(_sink_all, received, sink)
-                    received, size_bytes = [], 0
+        writing: asyncio.Future[None] | None = None
+        try:
+            async with aclosing(self._receive(item, first, last, digests)) as body:
+                async for data in body:
+                    received.append(data)
+                    size_bytes += len(data)
+                    if size_bytes >= BODY_BYTES:
+                        if writing is not None:
+                            await writing
+                        writing = asyncio.ensure_future(in_thread(_sink_all, received, sink))
+                        received, size_bytes = [], 0
+        finally:
+            if writing is not None:
+                await writing
         _sink_all(received, sink)
         return digests
 
