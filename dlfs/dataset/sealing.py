@@ -119,6 +119,12 @@ def merge_samples(
         FormatError: a stream is malformed (ChecksumError).
         DeviceError: a read failed, or there is not enough memory.
     """
+    end_chunk = max((stream.end_chunk for stream in streams), default=0)
+    directories = [*directories]
+    for stream in streams:
+        directories += stream.samples.empty_directories
+    # One without samples has no values either, not even defaults: equal columns have equal bytes.
+    streams = [stream for stream in streams if stream.samples.sample_count]
     samples = [stream.samples for stream in streams]
     made = MergedColumns(
         [each.columns for each in samples],
@@ -127,9 +133,6 @@ def merge_samples(
         defaults=defaults,
         constants={} if encoder is None else {FIELDS_COLUMN: encoder.text},
     )
-    directories = [*directories]
-    for each in samples:
-        directories += each.empty_directories
     builder = SegmentBuilder(dataset_uuid=uuid.bytes, data_bytes=0, chunk_bytes=chunk_bytes)
     with builder:
         try:
@@ -139,8 +142,7 @@ def merge_samples(
                 made.append(block.rows)
                 tick(len(block.rows))
             attributes = made.freeze(uuid) if columns else []
-            chunks = max((stream.end_chunk for stream in streams), default=0)
-            chunks += attribute_chunks(attributes, chunk_bytes)
+            chunks = end_chunk + attribute_chunks(attributes, chunk_bytes)
             builder.resize(chunks * chunk_bytes)
             parts = _parts(streams)
             segment = run_waiting(lambda: builder.finish(parts), lambda: tick(0))

@@ -8,7 +8,7 @@ storage order, and the chunk that each sample starts in.
 Both are made of the encoded segments, when a version is sealed and when it is verified. Bytes of
 samples count by their CRC32Cs, so the digests find other data and damage, but not an attacker.
 
-Memory: blocks of ``BLOCK_SAMPLES``. Time: 1.3 ns a byte of names, and 16 ns a sample.
+Memory: blocks of ``BLOCK_SAMPLES``. Time: 26 ns a sample with a path of 28 bytes.
 """
 
 from __future__ import annotations

@@ -63,6 +63,7 @@ def test_fields_and_arrays_are_copied(tmp_path: Path, target: str) -> None:
         dlfs.copy_dataset(original, other)
         with other["d"] as copy:
             assert copy.fields == original.fields
+            assert copy.digests == original.digests
             assert copy.sample(7)["text"] == "t 7"
             assert copy.sample(8)["mask"].tolist() == [[8, 8]] * 2
             assert not dlfs.diff(original, copy)

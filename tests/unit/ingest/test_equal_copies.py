@@ -48,7 +48,7 @@ def make_volume(folder: Path, *names: str, **options: Any) -> str:
     return ",".join(paths)
 
 
-def add(writer: Any, samples: Samples) -> None:
+def add(writer: dlfs.DatasetWriter, samples: Samples) -> None:
     for path, data in samples.items():
         attributes = {"class": path[0], "weight": len(data) / 2, "place": np.arange(3.0)}
         writer.add(path, data, attributes=attributes)
@@ -290,6 +290,29 @@ def test_the_digests_do_not_depend_on_how_a_dataset_was_written(
     assert len({each.content for each in found.values()}) == 1
     assert found["resumed"] == found["steps"]
     assert found["renamed"] == found["appended"]
+
+
+@pytest.mark.parametrize("counts", [(0, 30), (0, 0, 30), (30, 0, 400), (7,), (0,)], ids=str)
+def test_equal_columns_have_equal_digests(tmp_path: Path, counts: tuple[int, ...]) -> None:
+    """Columns of few and of many strings, in versions with and without samples."""
+    with dlfs.open(make_volume(tmp_path / "one", "a.img")) as volume:
+
+        def add(writer: dlfs.DatasetWriter, round_: int) -> None:
+            for number in range(counts[round_]):
+                texts = {"one": "always", "few": "x" * (number % 3), "many": f"{number:09}"}
+                writer.add(f"{round_}/{number:04}", bytes(number), attributes=texts)
+
+        for round_ in range(len(counts)):
+            with volume.append("d") if round_ else volume.writer("d") as writer:
+                add(writer, round_)
+        with volume.writer("at once") as writer:
+            for round_ in range(len(counts)):
+                add(writer, round_)
+        with volume["d"] as dataset:
+            dlfs.copy_dataset(dataset, volume, "copy")
+        found = [volume.versions(name)[-1] for name in ("d", "at once", "copy")]
+    assert len({info.content_digest for info in found}) == 1
+    assert found[0].packing_digest == found[2].packing_digest
 
 
 def test_verify_compares_the_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
