@@ -15,8 +15,8 @@ there before that of an earlier object then waits in memory for its place: at mo
 ``EARLY_BYTES``; further ones keep their request from being followed by another.
 
 A request that fails for a temporary reason is repeated after a random, growing delay. After the
-first other error, and when the import ends, each coroutine ends behind its present request. At the
-end of the import one that takes more than ``GRACE_S`` is cancelled.
+first other error, and when the import ends, each coroutine ends behind its present request; the
+import ends with the error at once, and then cancels one that takes more than ``GRACE_S``.
 """
 
 from __future__ import annotations
@@ -278,7 +278,9 @@ class Fetcher:
             OSError: a file cannot be written.
         """
         with self._changed:
-            self._changed.wait_for(lambda: is_ready() or self._has_ended or self._is_stopped)
+            self._changed.wait_for(
+                lambda: is_ready() or self._error or self._has_ended or self._is_stopped
+            )
             if self._error is not None:
                 raise self._error
             if not is_ready():
@@ -355,10 +357,13 @@ class Fetcher:
         except BaseException as error:  # noqa: BLE001 - which ``wait`` raises
             with self._changed:
                 self._error = self._error or error
+                self._changed.notify_all()
             self._begin_no_more()
 
     async def _wait(self, until: asyncio.Future[None]) -> None:
         """Wait for a future, or until a request has failed."""
+        if self._is_ending:  # nothing may ever set it
+            raise asyncio.CancelledError
         self._waits.add(until)
         try:
             await until

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import hashlib
@@ -11,6 +12,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,8 @@ from dlfs.errors import (
     UsageError,
 )
 from dlfs.ingest.importer import open_source
-from dlfs.ingest.remote import failures, stores
+from dlfs.ingest.remote import failures, fetching, stores
+from dlfs.ingest.remote.stores import HttpStore, RemoteObject
 from tests.support.files import tar
 from tests.unit.ingest.taking import take
 
@@ -269,3 +272,26 @@ def test_passwords_and_signatures_of_urls_are_in_no_message_or_file(
     assert "127.0.0.1" in text
     for secret in SECRETS:
         assert secret not in text
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_an_object_that_cannot_be_read_ends_the_import_at_once(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """Whether the requests in flight end behind the error, or never."""
+    links = "".join(f'<a href="{number:02}.bin">{number}</a>' for number in range(30))
+    web.files["/d/"] = links.encode()
+
+    async def look_up(self: HttpStore, item: RemoteObject) -> tuple[RemoteObject, None]:
+        is_bad = item.name == "04.bin"
+        for _ in range(1 if is_bad else 20):
+            await asyncio.sleep(0)
+        if is_bad:
+            raise UsageError("it has no size")
+        await asyncio.sleep(3600 if hangs else 0)
+        return replace(item, size_bytes=9), None
+
+    monkeypatch.setattr(HttpStore, "look_up", look_up)
+    monkeypatch.setattr(fetching, "GRACE_S", 0.01)
+    with pytest.raises(UsageError, match="it has no size"):
+        fetched(f"{web.url}/d/", tmp_path)
