@@ -1,9 +1,10 @@
 """``python -m bench.scale --samples 1e7``: import so many generated samples, open and read them.
 
 The samples are of 24 bytes, with paths like ``017/1234567.bin`` and one attribute of int64. Their
-source makes them in path order, or in an order in which all folders mix (``--order hashed``). Each
-part runs in a process of its own and reports, as a line of JSON, its time, its CPU time, and the
-greatest memory that it had (VmHWM). The memory of what is generated is part of it.
+source makes them in path order, or in an order in which all folders mix (``--order hashed``). They
+are shuffled within a step; ``--two-passes`` packs them once more, so that all mix. Each part runs
+in a process of its own and reports, as a line of JSON, its time, its CPU time, and the greatest
+memory that it had (VmHWM). The memory of what is generated is part of it.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def now() -> tuple[float, float]:
     return time.monotonic(), usage.ru_utime + usage.ru_stime
 
 
-def run_generate(_volume: Path, count: int, hashed: bool) -> None:
+def run_generate(_volume: Path, count: int, hashed: bool, _two_passes: bool) -> None:
     """Make the samples, and nothing of them."""
     since = now()
     for _ in Generated(count, hashed=hashed).blocks(layout="path", seed=0):
@@ -125,34 +126,36 @@ def run_generate(_volume: Path, count: int, hashed: bool) -> None:
     report("generate", count, since)
 
 
-def run_import(volume: Path, count: int, hashed: bool) -> None:
-    """Import the samples in one pass; the seal is reported apart from the steps before it."""
-    size_bytes = 256 * MIB + count * _VOLUME_BYTES_A_SAMPLE
+def run_import(volume: Path, count: int, hashed: bool, two_passes: bool = False) -> None:
+    """Import the samples; each pass is reported, and the seal apart from the steps before it."""
+    size_bytes = 256 * MIB + count * _VOLUME_BYTES_A_SAMPLE * (2 if two_passes else 1)
     dlfs.format_volume(str(volume), size_bytes=min(size_bytes, 40 * GIB))
     before = peak_bytes()
     since = now()
     steps: list[tuple[float, float]] = []
 
     def note(progress: Progress) -> None:
-        if progress.samples_done == count and not steps:
+        if progress.samples_done == count and progress.second_pass == len(steps):
+            began = steps[-1] if steps else since
             steps.append(now())
-            report("steps", count, since, peak_before=before)
+            part = "second pass" if progress.second_pass else "steps"
+            report(part, count, began, peak_before=before)
 
     with dlfs.open(volume, memory_bytes=0) as opened:
         source = Generated(count, hashed=hashed)
-        import_dataset(opened, source, "x", one_pass=True, progress=note)
+        import_dataset(opened, source, "x", one_pass=not two_passes, progress=note)
         record = opened._opened().catalog.find(b"x")[-1]
     extent = record.attribute_extent
     assert extent is not None
     directory = record.entries_bytes + record.names_bytes + extent.segment_bytes
-    report("seal", count, steps[0])
+    report("seal", count, steps[-1])
     beside = (peak_bytes() - before - directory) / count
     report(
         "import", count, since, directory_bytes=directory, beside_bytes_a_sample=round(beside, 1)
     )
 
 
-def run_read(volume: Path, count: int, _hashed: bool) -> None:
+def run_read(volume: Path, count: int, _hashed: bool, _two_passes: bool) -> None:
     """Open the dataset, read samples at random, and one epoch."""
     since = now()
     with dlfs.open(volume) as opened, opened["x"] as dataset:
@@ -181,13 +184,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = command_line("bench.scale", __doc__, "dir")
     parser.add_argument("--samples", type=float, default=1e6, help="number of samples [1e6]")
     parser.add_argument("--order", choices=["sorted", "hashed"], default="sorted")
+    parser.add_argument("--two-passes", action="store_true", help="pack all samples twice")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     arguments.dir.mkdir(parents=True, exist_ok=True)
     volume = arguments.dir / "scale.img"
     count, hashed = int(arguments.samples), arguments.order == "hashed"
     if arguments.part:
-        PARTS[arguments.part](volume, count, hashed)
+        PARTS[arguments.part](volume, count, hashed, arguments.two_passes)
         return 0
     given = list(sys.argv[1:] if argv is None else argv)
     try:

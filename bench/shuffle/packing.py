@@ -96,14 +96,25 @@ def _packed(
                     offsets = np.cumsum(lengths) - lengths
                     writer.add_batch(paths, bytes(added * SAMPLE_BYTES), offsets, lengths)
             with volume[DATASET] as dataset:
-                directory = dataset.directory
-                order = np.argsort(directory.addresses(), kind="stable")
-                window = max(1, chunks // 16)
-                epoch_options = EpochOptions(shuffle="chunk", seed=1, window_chunks=window)
-                sequence = Sequence(directory, epoch_options, chunk_bytes=chunk_bytes)
-                epoch = sequence.indices().astype(np.int64)
+                return measure_packing(dataset, size, chunk_bytes, max(1, chunks // 16))
     finally:
         path.unlink()
+
+
+def measure_packing(dataset: dlfs.Dataset, size: Size, chunk_bytes: int, window: int) -> Packing:
+    """Measure a dataset whose samples have the order of the source in the order of their paths.
+
+    Args:
+        dataset: the dataset.
+        size: sizes of chunks, batches and classes.
+        chunk_bytes: chunk size of its volume.
+        window: window of the epoch of chunk shuffle, in chunks.
+    """
+    directory = dataset.directory
+    order = np.argsort(directory.addresses(), kind="stable")
+    options = EpochOptions(shuffle="chunk", seed=1, window_chunks=window)
+    sequence = Sequence(directory, options, chunk_bytes=chunk_bytes)
+    epoch = sequence.indices().astype(np.int64)
     return _measured(order, batches_of(epoch, size.batch), size)
 
 

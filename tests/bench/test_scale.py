@@ -11,7 +11,8 @@ import pytest
 
 from bench.process import ROOT
 from bench.scale import appends
-from bench.scale.__main__ import main
+from bench.scale.__main__ import main, run_import
+from dlfs.dataset import step_writer
 
 COUNT = 1_000_000
 MOST_BYTES = 100
@@ -42,6 +43,16 @@ def test_parts_report_their_time_and_memory(tmp_path: Path, capfd: pytest.Captur
     ]  # fmt: skip
     assert found["epoch"]["samples"] == 20_000
     assert not list(tmp_path.iterdir())
+
+
+def test_a_second_pass_is_reported(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,  # type: ignore[type-arg]
+) -> None:
+    monkeypatch.setattr(step_writer, "STEP_SAMPLES", 1 << 12)
+    run_import(tmp_path / "volume.img", 20_000, True, two_passes=True)
+    assert list(lines(capfd.readouterr().out)) == ["steps", "second pass", "seal", "import"]
 
 
 def test_an_import_in_steps_takes_little_memory(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.shuffle import cost, measures, report, training
+from bench.shuffle import cost, measures, report, sources, training
 from bench.shuffle.__main__ import TINY, Size, find, main
 from bench.shuffle.orders import Buffered, Order, Shuffled, Stored
 from dlfs.epoch.options import WINDOW_CHUNKS
@@ -205,3 +205,14 @@ def test_a_tiny_run_writes_its_tables(run: Run) -> None:
 
 def test_the_default_window_is_measured() -> None:
     assert WINDOW_CHUNKS in Size().windows
+
+
+def test_sources_are_imported_and_measured(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,  # type: ignore[type-arg]
+) -> None:
+    assert sources.main(["--size", "8MiB", "--dir", str(tmp_path)]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["source"] for one in found] == ["folder", "tar.gz, one pass", "tar.gz, two passes"]
+    assert {one["samples"] for one in found} == {512}
+    assert not list(tmp_path.iterdir())
