@@ -8,8 +8,15 @@ Imports only the standard library, ``dlfs.base.forks`` and ``dlfs.errors``.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import (
+    FIRST_EXCEPTION,
+    CancelledError,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
 from contextvars import copy_context
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,6 +25,7 @@ from dlfs.errors import LimitError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Item = TypeVar("Item")
 _REFUSED = "can't start new thread"
 """Message of threading's error when the system refuses a thread."""
 
@@ -102,6 +110,41 @@ def run_in_time(call: Callable[[], T], seconds: float) -> T:
     if not wait([made], timeout=seconds).done:
         raise TimeoutError(f"no answer within {seconds:g} s")
     return made.result()
+
+
+def map_waiting(call: Callable[[Item], T], items: Iterable[Item], threads: int) -> list[T]:
+    """Call a function for each item, several at a time, and return the results in order.
+
+    Ctrl-C, and the first error, end the wait at once, whatever calls wait for. No call begins then;
+    those in progress end by themselves, in threads that do not keep the process from ending.
+
+    Args:
+        call: runs in threads of its own.
+        items: its arguments.
+        threads: most calls at a time.
+
+    Raises:
+        LimitError: the system refuses a thread.
+    """
+    given = list(items)
+    left = deque(enumerate(given))
+    results: dict[int, T] = {}
+
+    def run() -> None:
+        while True:
+            try:
+                number, item = left.popleft()
+            except IndexError:
+                return
+            results[number] = call(item)
+
+    try:
+        workers = [start_call(run) for _ in range(min(threads, len(given)))]
+        for worker in wait(workers, return_when=FIRST_EXCEPTION).done:
+            worker.result()
+    finally:
+        left.clear()
+    return [results[number] for number in range(len(given))]
 
 
 class ThreadPool(ThreadPoolExecutor):

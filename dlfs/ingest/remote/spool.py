@@ -42,7 +42,7 @@ import numpy as np
 
 from dlfs._native.handle import Descriptor
 from dlfs.base.closing import closed_on_error
-from dlfs.base.threads import ThreadPool
+from dlfs.base.threads import map_waiting
 from dlfs.base.units import MIB
 from dlfs.base.wording import redact
 from dlfs.errors import DlfsError, FormatError, LockedError, SpaceError
@@ -431,14 +431,14 @@ class Spool:
                     self.sources.append(url)
                     found.append(store)
             self.copies[pattern] = self.paths[first:]
-        with ThreadPool(REQUESTS, thread_name_prefix="dlfs-list") as executor:
-            listed = executor.map(Store.find, found, self.sources)
-            roots = []
-            for store, path, items in zip(found, self.paths, listed, strict=True):
-                is_folder = any(item.name for item in items)
-                fetches = [self._fetch(store, item, path) for item in items]
-                roots.append(Root(path, is_folder, fetches))
-            return roots
+        pairs = list(zip(found, self.sources, strict=True))
+        listed = map_waiting(lambda pair: pair[0].find(pair[1]), pairs, REQUESTS)
+        roots = []
+        for store, path, items in zip(found, self.paths, listed, strict=True):
+            is_folder = any(item.name for item in items)
+            fetches = [self._fetch(store, item, path) for item in items]
+            roots.append(Root(path, is_folder, fetches))
+        return roots
 
     def _fetch(self, store: Store, item: RemoteObject, root: str) -> Fetch:
         key = object_key(item.url, item.size_bytes, item.version)

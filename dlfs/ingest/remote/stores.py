@@ -26,8 +26,7 @@ from datetime import datetime
 from typing import Any
 
 from dlfs.base.extras import install_command, load_package
-from dlfs.base.forks import cached_property
-from dlfs.base.threads import ThreadPool
+from dlfs.base.threads import map_waiting
 from dlfs.base.units import MIB
 from dlfs.base.wording import redact
 from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, UsageError
@@ -40,6 +39,9 @@ PIECE_BYTES = 8 * MIB
 """Most bytes that one request asks for, where the store can read ranges."""
 
 UNKNOWN_SIZE = -1
+
+FOLDER_CHARACTERS_MAX = 8192
+"""Most characters of the path of a folder that is listed: pages of links can lead on for ever."""
 
 LOOKUPS = 16
 """Most objects that are looked up at a time."""
@@ -136,28 +138,13 @@ class Store:
         """
         what = f"import {redact(url)}"
         path = self._system._strip_protocol(url)  # fsspec has no public method for this
-
-        def request() -> tuple[Any, Mapping[str, Any]]:
-            try:
-                info = None if url.endswith("/") else self._system.info(path)
-                is_object = info is not None and info["type"] != "directory"
-                return info, {} if is_object else self._system.find(path, detail=True)
-            except (FileNotFoundError, NotADirectoryError) as error:
-                cause = error.__cause__  # over HTTP, any failure becomes this error
-                if isinstance(cause, Exception) and (
-                    is_temporary(cause) or status_of(cause) not in (None, *_MISSING_STATUS)
-                ):
-                    raise cause from None
-                raise NotFoundError(f"{what}: there is no such object or folder") from cause_of(
-                    error
-                )
-
-        info, found = with_retries(request, what)
+        info = None if url.endswith("/") else _ask(lambda: self._system.info(path), what)
         if info is not None and info["type"] != "directory":
             return self.look_up_now([self._object(url, path, "", info)])
+        base = url.rstrip("/")
+        found = self._find_all(path, base)
         if not found:
             raise NotFoundError(f"{what}: there is no object in the folder")
-        base = url.rstrip("/")
         objects = []
         for full, entry in sorted(found.items()):
             name = full[len(path.rstrip("/")) :].strip("/")
@@ -176,6 +163,31 @@ class Store:
             clean = os.fsdecode(clean_path(os.fsencode(name), f"import {redact(here)}"))
             objects.append(self._object(here, full, clean, entry))
         return objects if self.can_look_up_later else self.look_up_now(objects)
+
+    def _find_all(self, path: str, base: str) -> dict[str, Mapping[str, Any]]:
+        """Return what is listed of each object under a folder, by its path.
+
+        fsspec's own walk leaves out a folder below that it cannot list.
+        """
+        if not _walks(self._system):
+            listed = _ask(lambda: self._system.find(path, detail=True), f"import {redact(base)}")
+            return dict(listed)
+        found = {}
+        folders = [path]
+        for folder in folders:
+            below = folder[len(path.rstrip("/")) :]
+            what = f"import {redact(base + below)}"
+            if len(below) > FOLDER_CHARACTERS_MAX:
+                raise FormatError(
+                    f"{what}: expected a path of at most {FOLDER_CHARACTERS_MAX} characters"
+                )
+            for entry in _ask(lambda folder=folder: self._system.ls(folder, detail=True), what):
+                name = entry["name"]
+                if entry["type"] != "directory":
+                    found[name] = entry
+                elif name.rstrip("/") != folder.rstrip("/"):
+                    folders.append(name)
+        return found
 
     def match(self, pattern: str) -> list[str]:
         """Return the URLs that a glob matches, sorted.
@@ -360,12 +372,7 @@ class HttpStore(_StreamingStore):
         if span is not None:
             headers["Range"] = f"bytes={span}"
         url = self._system.encode_url(path)
-        return session.get(url, **options, headers=headers, timeout=self._timeout)
-
-    @cached_property
-    def _timeout(self) -> Any:
-        aiohttp = importlib.import_module("aiohttp")
-        return aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
+        return session.get(url, **options, headers=headers)
 
     async def _has_ranges(self, path: str) -> bool:
         async with await self._get(path, "0-0") as answer:
@@ -395,8 +402,7 @@ class HttpStore(_StreamingStore):
 
     def look_up_now(self, items: Sequence[RemoteObject]) -> list[RemoteObject]:
         """Look up the sizes of objects, and whether the server reads ranges of the large ones."""
-        with ThreadPool(LOOKUPS, thread_name_prefix="dlfs-look-up") as pool:
-            return [*pool.map(self._with_info, items)]
+        return map_waiting(self._with_info, items, LOOKUPS)
 
     def _with_info(self, item: RemoteObject) -> RemoteObject:
         found = item if item.has_size else super()._with_info(item)
@@ -405,6 +411,37 @@ class HttpStore(_StreamingStore):
         what = f"import {item.shown}"
         has_ranges = with_retries(lambda: _run(self._system, self._has_ranges, item.path), what)
         return replace(found, has_ranges=has_ranges)
+
+
+def _walks(system: Any) -> bool:
+    """Return True if a file system finds objects by fsspec's walk, which lists each folder."""
+    kind = type(system)
+    if hasattr(kind, "_find"):
+        asyn = importlib.import_module("fsspec.asyn")
+        return bool(kind._find is asyn.AsyncFileSystem._find)
+    return bool(kind.find is importlib.import_module("fsspec.spec").AbstractFileSystem.find)
+
+
+def _ask(request: Callable[[], Any], what: str) -> Any:
+    """Run a request for a listing or for what is known of an object, as ``with_retries`` does.
+
+    Raises:
+        NotFoundError: there is nothing of this name.
+        DlfsError: the store cannot be read.
+    """
+
+    def run() -> Any:
+        try:
+            return request()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            cause = error.__cause__  # over HTTP, any failure becomes this error
+            if isinstance(cause, Exception) and (
+                is_temporary(cause) or status_of(cause) not in (None, *_MISSING_STATUS)
+            ):
+                raise cause from None
+            raise NotFoundError(f"{what}: there is no such object or folder") from cause_of(error)
+
+    return with_retries(run, what)
 
 
 def _no_size(url: str) -> UsageError:
@@ -441,7 +478,8 @@ def open_store(url: str) -> Store:
         raise UsageError(f"{what}: expected one URL, got several joined by '::'")
     core = load_package("fsspec.core", extra="fsspec", what=what)
     try:
-        system, _ = core.url_to_fs(url, use_listings_cache=False)
+        options = _http_options() if is_http(url) else {}
+        system, _ = core.url_to_fs(url, use_listings_cache=False, **options)
     except ImportError as error:
         name = url.partition("://")[0]
         package = _PACKAGES.get(name)
@@ -462,6 +500,19 @@ def open_store(url: str) -> Store:
     if "https" in protocols and hasattr(system, "encode_url"):
         return HttpStore(system)
     return Store(system)
+
+
+def _http_options() -> dict[str, Any]:
+    """Return the options of HTTP file systems: fsspec's configuration, else our time limits."""
+    limits = importlib.import_module("aiohttp").ClientTimeout(
+        total=None, sock_connect=_CONNECT_S, sock_read=_READ_S
+    )
+    client = {"timeout": limits}
+    for protocol in ("http", "https"):
+        client |= (
+            importlib.import_module("fsspec.config").conf.get(protocol, {}).get("client_kwargs", {})
+        )
+    return {"client_kwargs": client}
 
 
 def _check_range(item: RemoteObject, first: int, last: int, got: str | None) -> None:

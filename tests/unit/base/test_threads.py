@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dlfs
-from dlfs.base.threads import ThreadPool, run_in_time, run_waiting, start_thread
+from dlfs.base.threads import ThreadPool, map_waiting, run_in_time, run_waiting, start_thread
 from tests.support.forked import run_forked
 
 
@@ -120,3 +120,20 @@ def test_a_call_that_is_waited_for_ends_the_wait_by_the_function_called_meanwhil
         run_waiting(goes_on.wait, stop)
     goes_on.set()
     assert run_waiting(lambda: 7, stop) == 7
+
+
+def test_calls_for_many_items_give_their_results_in_order_or_the_first_error_at_once() -> None:
+    goes_on = threading.Event()
+
+    def call(number: int) -> int:
+        if number == 5:
+            raise IndexError("its own")
+        if number == 6:
+            goes_on.wait()
+        return -number
+
+    assert map_waiting(call, range(5), 3) == [0, -1, -2, -3, -4]
+    assert map_waiting(call, [], 3) == []
+    with pytest.raises(IndexError, match="its own"):
+        map_waiting(call, [6, 5], 2)
+    goes_on.set()

@@ -7,6 +7,10 @@ import base64
 import gzip
 import hashlib
 import logging
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import traceback
 from collections import Counter
@@ -20,9 +24,11 @@ from typing import Any
 import pytest
 
 import dlfs
+from dlfs.base.units import MIB
 from dlfs.errors import (
     ChecksumError,
     DeviceError,
+    DeviceTimeoutError,
     DlfsError,
     FormatError,
     NotFoundError,
@@ -33,6 +39,7 @@ from dlfs.ingest.importer import open_source
 from dlfs.ingest.remote import failures, fetching, stores
 from dlfs.ingest.remote.stores import HttpStore, RemoteObject
 from tests.support.files import tar
+from tests.support.waiting import SECONDS_MAX
 from tests.unit.ingest.taking import take
 
 pytest.importorskip("aiohttp")
@@ -54,6 +61,8 @@ class Web:
         self.content_range = "bytes {first}-{last}/{size}"
         self.statuses: list[int] = []
         """Statuses of the next GET answers; 0 closes the connection in the middle of the body."""
+        self.page_statuses: dict[str, int] = {}
+        """Statuses of all answers to GET of pages; 0 as above."""
         self.gets: Counter[str] = Counter()
         web = self
 
@@ -81,6 +90,7 @@ class Web:
                 self.get_headers["ETag"] = self.versions.pop(0)
             if self.statuses and not path.endswith("/"):
                 status = self.statuses.pop(0)
+            status = self.page_statuses.get(path, status)
         status = self.head_status or status
         headers = {**self.headers, **({} if is_head else self.get_headers)}
         if span and self.has_ranges and status == 200:
@@ -295,3 +305,63 @@ def test_an_object_that_cannot_be_read_ends_the_import_at_once(
     monkeypatch.setattr(fetching, "GRACE_S", 0.01)
     with pytest.raises(UsageError, match="it has no size"):
         fetched(f"{web.url}/d/", tmp_path)
+
+
+@pytest.mark.parametrize("status", [404, 403, 503, 0])
+def test_a_folder_below_that_cannot_be_listed_is_an_error(
+    web: Web, tmp_path: Path, status: int
+) -> None:
+    web.files["/d/"] += b'<a href="below/">below</a>'
+    web.files["/d/below/"] = b'<a href="c.bin">c</a>'
+    web.files["/d/below/c.bin"] = DATA
+    assert set(fetched(f"{web.url}/d/", tmp_path)) == {"a b.bin", "below/c.bin"}
+    web.page_statuses["/d/below/"] = status
+    error = NotFoundError if status == 404 else DlfsError
+    with pytest.raises(error, match=f"import {web.url}/d/below"):
+        fetched(f"{web.url}/d/", tmp_path)
+
+
+def test_pages_that_lead_on_for_ever_are_an_error(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "FOLDER_CHARACTERS_MAX", 50)
+    for depth in range(30):
+        web.files["/d/" + depth * "d/"] = b'<a href="d/">d</a>'
+    with pytest.raises(FormatError, match="expected a path of at most 50 characters"):
+        fetched(f"{web.url}/d/", tmp_path)
+
+
+# ---- a server that does not answer ---------------------------------------------------------------
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A server that takes connections, as one that is stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def test_a_server_that_does_not_answer_is_an_error(
+    silent: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "DELAY_S", 0.001)
+    monkeypatch.setattr(failures, "ATTEMPTS_MAX", 2)
+    monkeypatch.setattr(stores, "_READ_S", 0.05)
+    url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+    for path in ("d/", "a.bin"):
+        with pytest.raises(DeviceTimeoutError, match=f"import {url}/{path}"):
+            fetched(f"{url}/{path}", tmp_path)
+
+
+@pytest.mark.parametrize("path", ["d/", "a.bin", "{a,b}.bin"])
+def test_ctrl_c_ends_an_import_whose_server_does_not_answer(
+    silent: socket.socket, tmp_path: Path, path: str
+) -> None:
+    dlfs.format_volume(tmp_path / "v.img", size_bytes=16 * MIB)
+    url = f"http://127.0.0.1:{silent.getsockname()[1]}/{path}"
+    words = ["import", url, str(tmp_path / "v.img"), "--name", "x", "--spool", str(tmp_path / "s")]
+    command = [sys.executable, "-m", "dlfs.cli", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as done, silent.accept()[0]:
+        done.send_signal(signal.SIGINT)
+        _, messages = done.communicate(timeout=SECONDS_MAX)
+    assert done.returncode == 130, messages
