@@ -95,19 +95,22 @@ def owner_type(destroy: Callable[..., Any]) -> Callable[[], c_void_p]:
 
 
 class Descriptor(c_int):
-    """The owner of a file descriptor; -1 while it has none."""
+    """The owner of a file descriptor; -1 while it has none.
 
-    __slots__ = ("__del__", "_close")
+    Attributes:
+        close: closes the descriptor. Idempotent. Python's call of it refers to the owner.
+    """
 
-    _close: Callable[[], None]
+    __slots__ = ()
+
+    close: Callable[[], None]
 
     def __init__(self) -> None:
         c_int.__init__(self, -1)  # super() needs a class cell, which ctypes cannot copy
-        self._close = self.__del__ = partial(library().dlfs_handle_close, addressof(self))
-
-    def close(self) -> None:
-        """Close the descriptor. Idempotent."""
-        self._close()  # which has the owner's address; the caller may have its only reference
+        if "close" not in Descriptor.__dict__:  # libdlfs is loaded at its first use
+            prototype = ctypes.CFUNCTYPE(None, ctypes.POINTER(c_int))
+            close = _bind(prototype(("dlfs_handle_close", library())))
+            Descriptor.close = Descriptor.__del__ = close  # type: ignore[attr-defined]
 
     def fill(self, make: Callable[..., int], *arguments: object, **options: object) -> int:
         """Own the descriptor that a function of C returns, such as ``os.open``; return it too.

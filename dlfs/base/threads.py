@@ -17,6 +17,7 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, ParamSpec, TypeVar
 
@@ -73,6 +74,17 @@ def start_call(call: Callable[[], T], name: str = "dlfs-call") -> Future[T]:
     return made
 
 
+def has_ended(made: Future[Any], seconds: float) -> bool:
+    """Wait for the end of a call, for a time at most; return True if it has ended.
+
+    ``concurrent.futures.wait`` would leave the result, with all its descriptors, to the cyclic
+    garbage collector if Ctrl-C ends it.
+    """
+    with suppress(TimeoutError):
+        made.exception(seconds)
+    return made.done()
+
+
 def run_waiting(call: Callable[[], T], tick: Callable[[], object]) -> T:
     """Run a call that takes long outside of Python, and call a function again and again meanwhile.
 
@@ -87,7 +99,7 @@ def run_waiting(call: Callable[[], T], tick: Callable[[], object]) -> T:
         LimitError: the system refuses a thread.
     """
     made = start_call(call)
-    while not wait([made], timeout=WAIT_S).done:
+    while not has_ended(made, WAIT_S):
         tick()
     return made.result()
 
@@ -107,7 +119,7 @@ def run_in_time(call: Callable[[], T], seconds: float) -> T:
         LimitError: the system refuses a thread.
     """
     made = start_call(call)
-    if not wait([made], timeout=seconds).done:
+    if not has_ended(made, seconds):
         raise TimeoutError(f"no answer within {seconds:g} s")
     return made.result()
 

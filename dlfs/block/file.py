@@ -18,7 +18,6 @@ import os
 import pwd
 import stat
 from collections.abc import Callable
-from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from dlfs._native.handle import Descriptor, Handle
 from dlfs.base.arguments import Engine
 from dlfs.base.closing import LiveObjects, LiveValues
 from dlfs.base.deadlines import current_deadline
-from dlfs.base.threads import start_call
+from dlfs.base.threads import has_ended, start_call
 from dlfs.block import silence
 from dlfs.block.device import NativeBackedDevice
 from dlfs.block.lock import HolderRecord
@@ -164,7 +163,7 @@ def _open_in_time(
     silence.check_answers(uri, action)
     limit_s = deadline.device_s
     opened = start_call(opening, "dlfs-open")
-    if not wait([opened], timeout=limit_s).done:
+    if not has_ended(opened, limit_s):
         reopen = partial(FileDevice, path, buffered=buffered)
         silence.note_silence(uri, reopen, waited_s=limit_s)
         raise silence.timeout_error(action, limit_s)

@@ -23,6 +23,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from dlfs.base.extras import install_command, load_package
@@ -181,7 +182,7 @@ class Store:
                 raise FormatError(
                     f"{what}: expected a path of at most {FOLDER_CHARACTERS_MAX} characters"
                 )
-            for entry in _ask(lambda folder=folder: self._system.ls(folder, detail=True), what):
+            for entry in _ask(partial(self._system.ls, folder, detail=True), what):
                 name = entry["name"]
                 if entry["type"] != "directory":
                     found[name] = entry

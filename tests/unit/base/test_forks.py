@@ -238,8 +238,6 @@ ALLOWED = {
     ("ingest/formats/zip.py", "ThreadPool"): "ends with the call",
     ("ingest/remote/fetching.py", "ThreadPool"): "ends with the import",
     ("ingest/remote/fetching.py", "Condition"): "ends with the import; its lock is a Lock",
-    ("ingest/remote/spool.py", "ThreadPool"): "ends with the call",
-    ("ingest/remote/stores.py", "ThreadPool"): "ends with the call",
     ("store/locking.py", "ThreadPool"): "ends with the call",
     ("adapters/torch/samples.py", "ThreadPool"): "SampleDataset makes one in each process",
     ("adapters/torch/checkpoint/staging.py", "ThreadPool"): "made anew in each process",
