@@ -32,6 +32,7 @@ import hashlib
 import os
 import shutil
 from bisect import bisect
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -434,14 +435,18 @@ class Spool:
         pairs = list(zip(found, self.sources, strict=True))
         listed = map_waiting(lambda pair: pair[0].find(pair[1]), pairs, REQUESTS)
         roots = []
+        times: Counter[str] = Counter()
         for store, path, items in zip(found, self.paths, listed, strict=True):
             is_folder = any(item.name for item in items)
-            fetches = [self._fetch(store, item, path) for item in items]
+            fetches = [self._fetch(store, item, path, times) for item in items]
             roots.append(Root(path, is_folder, fetches))
         return roots
 
-    def _fetch(self, store: Store, item: RemoteObject, root: str) -> Fetch:
+    def _fetch(self, store: Store, item: RemoteObject, root: str, times: Counter[str]) -> Fetch:
         key = object_key(item.url, item.size_bytes, item.version)
+        times[key] += 1
+        if times[key] > 1:  # two SOURCEs name it, and each has its copy
+            key = f"{key}-{times[key]}"
         target = f"{root}/{item.name}" if item.name else root
         return Fetch(store, item, key, f"{self.folder}/parts/{key}", target)
 

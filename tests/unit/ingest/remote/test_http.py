@@ -35,7 +35,7 @@ from dlfs.errors import (
     TruncatedError,
     UsageError,
 )
-from dlfs.ingest.importer import open_source
+from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.remote import failures, fetching, stores
 from dlfs.ingest.remote.stores import HttpStore, RemoteObject
 from tests.support.files import tar
@@ -329,6 +329,23 @@ def test_pages_that_lead_on_for_ever_are_an_error(
         web.files["/d/" + depth * "d/"] = b'<a href="d/">d</a>'
     with pytest.raises(FormatError, match="expected a path of at most 50 characters"):
         fetched(f"{web.url}/d/", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["s.tar", "d/a.bin"])
+def test_an_object_that_two_sources_name_is_refused_for_its_paths(
+    web: Web, tmp_path: Path, name: str
+) -> None:
+    web.files |= {"/s.tar": tar(("x", DATA)), "/d/a.bin": DATA}
+    volume = tmp_path / "v.img"
+    dlfs.format_volume(volume, size_bytes=16 * MIB)
+    form = "auto" if name == "s.tar" else "folder"
+    urls = 2 * [f"{web.url}/{name}"]
+    with (
+        dlfs.open(volume) as opened,
+        pytest.raises(DlfsError, match="expected each path once"),
+        closing(open_source(urls, format_name=form, spool=tmp_path / "spool")) as source,
+    ):
+        import_dataset(opened, source, "x")
 
 
 # ---- a server that does not answer ---------------------------------------------------------------
