@@ -1,4 +1,4 @@
-"""How well an import shuffles a source of one class after the other, at 16 times its window.
+"""The shuffle of an import whose source has one class after the other, at 16 times its window.
 
 The volume is real: samples are added class by class, as from an archive, and packed in one pass or
 in two; or they are added in runs of a sixteenth of a chunk, whose order is drawn, as from arrays.

@@ -74,7 +74,7 @@ def parts_until(folder: Path, start: int) -> dict[int, int]:
 def wait_for_tasks(folder: Path, start: int, tasks: int) -> None:
     """Wait until all tasks of a start have written their last part.
 
-    srun returns 0 although it lost tasks, if it was told to: by --no-kill or --wait.
+    With --no-kill or --wait, srun returns 0 although tasks were lost.
     """
     deadline = time.monotonic() + WAIT_S
     while True:

@@ -98,7 +98,8 @@ class Descriptor(c_int):
     """The owner of a file descriptor; -1 while it has none.
 
     Attributes:
-        close: closes the descriptor. Idempotent. Python's call of it refers to the owner.
+        close: closes the descriptor. Idempotent. Safe as the last use of the owner, as in
+            ``owners.pop().close()``.
     """
 
     __slots__ = ()

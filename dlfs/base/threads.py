@@ -56,7 +56,7 @@ def start_call(call: Callable[[], T], name: str = "dlfs-call") -> Future[T]:
         name: name of the thread.
 
     Returns:
-        Its result, or what it raises.
+        A future of its result.
 
     Raises:
         LimitError: the system refuses a thread.

@@ -83,7 +83,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the copy of an object is: from an offset of an open file on."""
+    """The place of an object's copy: an open file, and the offset of its first byte."""
 
     file: int
     path: str
@@ -91,7 +91,7 @@ class Place:
 
 
 class Copies(Protocol):
-    """Where copies go. Only the thread of the event loop calls the methods.
+    """The places of copies. Only the thread of the event loop calls the methods.
 
     Attributes:
         wake: function that wakes the thread that waits for copies; set by the fetcher.

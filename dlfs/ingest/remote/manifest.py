@@ -44,7 +44,7 @@ class Manifest:
         self.objects: dict[str, int] = {}
         """CRC32C of each complete object, by key."""
         self.facts: dict[str, dict[str, Any]] = {}
-        """What an import has found in each object that it has read, by key."""
+        """Facts that an import has found in each object that it has read, by key."""
         self.versions: dict[str, tuple[int, str]] = {}
         """Size in bytes, and version, of complete objects of which the listing had neither."""
         self._pieces: dict[str, dict[int, int]] = {}
