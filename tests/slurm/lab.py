@@ -559,9 +559,10 @@ class SlurmLab:
             os.kill(pid, number)
 
     def job(self, job: int) -> dict[str, str]:
-        """Return what ``scontrol show job`` knows of a job."""
-        shown = self.head.run("scontrol", "-o", "-d", "show", "job", str(job))
-        return dict(word.partition("=")[::2] for word in shown.split())
+        """Return what ``scontrol show job`` knows of a job, which may be one of an array."""
+        shown = self.head.run("scontrol", "-o", "-d", "show", "job", str(job)).splitlines()
+        (found,) = [line for line in shown if line.startswith(f"JobId={job} ")]
+        return dict(word.partition("=")[::2] for word in found.split())
 
     def wait_for_state(self, job: int, *states: str) -> dict[str, str]:
         """Wait until a job has one of these states, such as RUNNING; return what Slurm knows of it.

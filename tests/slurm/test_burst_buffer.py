@@ -208,7 +208,7 @@ def test_a_target_that_hangs_is_read_around_and_killed(cluster: Cluster) -> None
 
 
 def test_a_disk_without_room_is_an_error_of_the_job(cluster: Cluster) -> None:
-    """Also: two jobs on one node, whose staging is killed."""
+    """Also: two jobs on one node, a job and one of an array, whose staging is killed."""
     with cluster.conf.open("a") as conf:
         conf.write("WAIT_S=8\n")
     full = cluster.lab.nodes["n2"]
@@ -221,10 +221,9 @@ def test_a_disk_without_room_is_an_error_of_the_job(cluster: Cluster) -> None:
     for node in cluster.lab.nodes.values():
         cluster.wait_until_clean(node)
     assert cluster.lab.idle() == 3
-    small = [
-        cluster.submit_again("-N1", "-w", "n1", "--gres=burst:32M", script=STAGED_TWICE)
-        for _ in range(2)
-    ]
-    for job in small:
+    options = ("-N1", "-w", "n1", "--gres=burst:32M")
+    small = cluster.submit_again(*options, script=STAGED_TWICE)
+    array = cluster.submit_again(*options, "--array=0-1", script=STAGED_TWICE)
+    for job in (small, array, array + 1):  # Slurm gives a job of an array its ID when it starts
         cluster.wait_for_state(job, "COMPLETED")
     cluster.wait_until_clean(cluster.lab.nodes["n1"])
