@@ -52,6 +52,7 @@ APT_BENCH := fio:fio mksquashfs:squashfs-tools squashfuse_ll:squashfuse mkfs.ero
 	nginx:nginx-light /usr/src/linux-source-6.1.tar.xz:linux-source-6.1
 # qemu-user runs the wheel of another architecture.
 APT_RELEASE := git:git qemu-aarch64-static:qemu-user-static
+APT_IMAGE := buildah:buildah debootstrap:debootstrap
 APT_DLIO := mpirun:openmpi-bin mpicc:libopenmpi-dev
 
 # Test processes (tests/scheduling.py): two more than there are CPUs, because many tests wait.
@@ -61,11 +62,11 @@ PACKAGES ?=
 # Such as --keep, or --dir DIR.
 DEMO_ARGS ?=
 
-.PHONY: help setup build test pytest test-examples test-slurm demo lint lint-quick lint-slow mypy bench bench-dlio docs wheel release release-check clean format .venv/.extra
+.PHONY: help setup build test pytest test-examples test-slurm demo lint lint-quick lint-slow mypy bench bench-dlio docs wheel image release release-check clean format .venv/.extra
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | \
-	    while IFS=$$'\t' read -r verb what; do printf '  make %-13s %s\n' "$$verb" "$$what"; done
+	    while IFS=$$'\t' read -r verb what; do printf '  make %-15s %s\n' "$$verb" "$$what"; done
 
 setup: .venv/.stamp ## Debian packages, the virtual environment, the Python packages
 
@@ -144,6 +145,9 @@ wheel: setup ## a wheel in dist/, tried in a virtual environment of its own
 	        dlfs mount volume.img mnt && trap 'dlfs umount mnt' EXIT && diff mnt/trial/sample source/sample; fi
 	@cp build/wheel/*.whl dist/ && ls dist/*.whl
 
+# By debootstrap, buildah and the network, as root: a minute or two.
+image: build/image/dlfs.tar ## the container image for podman load, and the list of its parts, in build/image
+
 release: build/release/.stamp ## the source distribution and the wheels of a release, in dist/release
 	build/release/venv/bin/python -m deploy.release.build
 
@@ -216,6 +220,15 @@ build/release/.stamp: pyproject.toml .venv/.stamp
 	@[ -x build/release/venv/bin/python ] || $(PYTHON) -m venv build/release/venv
 	@build/release/venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[release]'
 	@touch $@
+
+build/image/base.tar: deploy/image/base.sh | .venv/.stamp
+	$(call apt,$(APT_IMAGE))
+	@mkdir -p $(@D)
+	deploy/image/base.sh $@.new && mv $@.new $@
+
+build/image/dlfs.tar: build/image/base.tar $(wildcard deploy/image/*) $(LIBRARY) $(FUSE_LIBRARY) $(shell find dlfs -name '*.py')
+	@$(MAKE) wheel >build/image/wheel.log || { cat build/image/wheel.log; exit 1; }
+	deploy/image/build.sh "$$(ls -t dist/*.whl | head -1)" $< $(@D) dlfs
 
 # The kernel that the tests run in QEMU. Without it they are skipped, and CI fails.
 build/nvmet/order: tests/nvmet/kernel.py | .venv/.stamp

@@ -23,6 +23,11 @@ STAT_SECONDS = 2.0
 CAP_IPC_LOCK, CAP_SYS_ADMIN, CAP_SYS_RESOURCE = 14, 21, 24
 """Numbers of capabilities, capabilities(7)."""
 
+CONTAINERS = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container")
+"""Files that container engines and systemd-nspawn make."""
+CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST")
+"""Environment variables that container engines, and Kubernetes, set."""
+
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -117,6 +122,13 @@ class Machine:
         """True if the process is in another user namespace than the machine's first one."""
         lines = (self.read("/proc/self/uid_map") or "0 0 4294967295").split()
         return lines != ["0", "0", "4294967295"]
+
+    @cached_property
+    def container(self) -> str | None:
+        """The sign by which the process is known to be in a container; None if there is none."""
+        file = next((name for name in CONTAINERS if self.exists(name)), None)
+        variables = (f"${name}" for name in CONTAINER_VARIABLES if name in os.environ)
+        return file or (next(variables, None) if self.live else None)
 
     def limit(self, name: str) -> tuple[int | None, int | None]:
         """Return the soft and the hard limit of a resource, by its name in /proc/self/limits.

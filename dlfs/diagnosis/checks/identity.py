@@ -17,8 +17,6 @@ from dlfs.diagnosis.machine import Machine
 from dlfs.errors import UsageError
 
 NQN, ID, MACHINE = "/etc/nvme/hostnqn", "/etc/nvme/hostid", "/etc/machine-id"
-CONTAINERS = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container")
-"""Files that container engines and systemd-nspawn make."""
 _PREFIX = "nqn.2014-08.org.nvmexpress:uuid:"
 
 
@@ -66,12 +64,12 @@ def _no_identity(machine: Machine, message: str) -> Finding:
     expected = {NQN: "an NQN (nqn.yyyy-mm...)", ID: "a UUID"}.get(malformed or "")
     return problem(
         "identity",
-        Severity.ERROR,
+        Severity.NOTE if machine.container and not malformed else Severity.ERROR,
         got=got,
         source=malformed or MACHINE,
         expected=expected or f"32 hexadecimal digits, or an NQN in {NQN}",
         why="NVMe/TCP volumes cannot be opened without hostnqn= and hostid= in their URIs",
-        fix=fix if malformed else f"systemd-machine-id-setup, or {fix}",
+        fix=fix if malformed or machine.container else f"systemd-machine-id-setup, or {fix}",
     )
 
 
@@ -84,6 +82,4 @@ def _shown_id(machine: Machine) -> str:
 
 def _image_of(machine: Machine) -> str | None:
     """Return the sign of a container whose machine ID is a file of its image; None otherwise."""
-    if machine.mount_of(MACHINE) is not None:
-        return None
-    return next((name for name in CONTAINERS if machine.exists(name)), None)
+    return machine.container if machine.mount_of(MACHINE) is None else None
