@@ -93,6 +93,7 @@ _PANELS = {
     "Mounting": {
         "mount": "mount:mount",
         "umount": "umount:umount",
+        "hold": "hold:hold",
         "seal": "seal:seal",
         "incoming": "incoming:incoming",
     },

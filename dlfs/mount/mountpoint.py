@@ -15,7 +15,6 @@ import errno
 import os
 import queue
 import re
-import select
 import shutil
 import socket
 import subprocess
@@ -27,12 +26,10 @@ from pathlib import Path
 
 from dlfs._native.mounting import NO_DEVICES, NO_SET_USER_ID, READ_ONLY, mount
 from dlfs.base.threads import start_thread
-from dlfs.base.units import KIB
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError
+from dlfs.mount.descriptors import receive
 
 FILE_SYSTEM_TYPE = "fuse.dlfs"
-INIT_BYTES_MAX = 64 * KIB
-"""Buffer for the kernel's first request, in bytes; the kernel demands at least 8 KiB."""
 MOUNTINFO = Path("/proc/self/mountinfo")
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
@@ -284,13 +281,6 @@ def find_dlfs(
     return path, record.device
 
 
-def is_connected(kernel: int) -> bool:
-    """Return True if the file system of a descriptor of /dev/fuse exists, mounted or in use."""
-    poll = select.poll()
-    poll.register(kernel, 0)
-    return not any(events & select.POLLERR for _, events in poll.poll(0))
-
-
 def detach_moved(record: MountRecord) -> None:
     """Detach a mount that a rename of a directory above it has moved, if it has.
 
@@ -371,8 +361,8 @@ def _mount_by_helper(path: str, options: Sequence[str]) -> int:
                 f"mount on {path}: the system refused (is /dev/fuse there, and allow_other "
                 "permitted?)"
             )
-        _, (kernel,), _, _ = socket.recv_fds(here, 1, 1)
-    return int(kernel)
+        _, (kernel,) = receive(here, 1, 1)
+    return kernel
 
 
 def _unmount(path: str, *, lazy: bool) -> None:

@@ -37,6 +37,7 @@ from dlfs.dataset.dataset import Dataset
 from dlfs.errors import ClosedError, DlfsError, NativeError, NotFoundError
 from dlfs.mount import kernel_replies as replies
 from dlfs.mount import mountpoint as mountpoints
+from dlfs.mount.descriptors import INIT_BYTES_MAX, is_connected
 from dlfs.mount.errnos import report_failure
 from dlfs.mount.list_directories import ListDirectories
 from dlfs.mount.mount_view import MountView
@@ -68,6 +69,7 @@ _NO_URING = {
 }
 """Why requests come through /dev/fuse, by the errno of ``NativeFuse.uring_queues``."""
 
+_BEGIN_SECONDS = 0.002
 _UPKEEP_SECONDS = 1.0
 _UPCALL_SECONDS = 60.0
 _STOP_SECONDS = 1.0  # for requests under way; then the mount is detached without them
@@ -182,14 +184,18 @@ class NativeMount:
             uring=options.uring and inherited is None,
         )
         self._record = inherited.record if inherited is not None else None
-        if self._record is None:
+        if self._record is None and (inherited is None or inherited.is_visible):
             self._record = mountpoints.record_of(self._path)
         self._device = None if self._record is None else self._record.device
+
+    def _is_here(self) -> bool:
+        """Return True if the mount is at its path. False where another process mounted it."""
+        return self._device is not None and mountpoints.device_of(self._path) == self._device
 
     def _connect(self) -> native.KernelConnection:
         """Mount the file system."""
         self._kernel = mountpoints.mount_file_system(self._path, self._options.for_kernel())
-        init = os.read(self._kernel, mountpoints.INIT_BYTES_MAX)
+        init = os.read(self._kernel, INIT_BYTES_MAX)
         return native.KernelConnection(self._kernel, init, keeper=False, resumed=False)
 
     async def _answer_kernel(self, on_ready: OnReady) -> None:
@@ -226,10 +232,10 @@ class NativeMount:
             raise
         finally:
             self._view.server = None
-            if mountpoints.device_of(self._path) == self._device:
+            if self._is_here():
                 # An aborted mount stays, and fails; a keeper starts another server after a failure.
                 if self._inherited is None:
-                    ends = mountpoints.is_connected(self._kernel)
+                    ends = is_connected(self._kernel)
                 else:
                     ends = not (failed and self._answered)
                 if ends:
@@ -241,10 +247,12 @@ class NativeMount:
                 os.close(self._kernel)
 
     async def _report_ready(self, on_ready: OnReady) -> None:
-        await trio.to_thread.run_sync(
-            widen_read_ahead, self._path, self._device, abandon_on_cancel=True
-        )
-        queues = self._fuse.uring_queues()
+        if self._device is not None:
+            await trio.to_thread.run_sync(
+                widen_read_ahead, self._path, self._device, abandon_on_cancel=True
+            )
+        while (queues := self._fuse.uring_queues()) == -errno.EINPROGRESS:
+            await trio.sleep(_BEGIN_SECONDS)
         self._answered = True
         on_ready(self._path, URING_TRANSPORT if queues > 0 else DEVICE_TRANSPORT)
         if queues > 0:
@@ -261,8 +269,7 @@ class NativeMount:
                 with trio.move_on_after(_STOP_SECONDS):
                     await self._stop()
                 # If the mount has moved with a directory above it, another may be there.
-                here = mountpoints.device_of(self._path) == self._device
-                if not self._ended.is_set() and here:
+                if not self._ended.is_set() and self._is_here():
                     _log.warning("%s: detached while requests are under way", self._path)
                     with contextlib.suppress(DlfsError, OSError):
                         await trio.to_thread.run_sync(mountpoints.detach, self._path)
@@ -417,7 +424,7 @@ def _native_reader(reader: SampleReader) -> NativeReader:
     return reader.native
 
 
-def widen_read_ahead(path: str, device: str | None) -> None:
+def widen_read_ahead(path: str, device: str) -> None:
     """Set the kernel's read-ahead on the mount to the largest request, if the system permits it.
 
     The kernel chooses a width of its own before it answers the first request, so this first sends

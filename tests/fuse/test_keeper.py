@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import SimpleQueue
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -368,11 +368,12 @@ def test_sigterm_while_a_server_starts_unmounts(tmp_path: Path) -> None:
 
 def test_a_server_that_dies_before_it_takes_the_mount_is_replaced(tmp_path: Path) -> None:
     def die_unread(kept: InheritedMount, _ready: Callable[[], None]) -> None:
-        def await_message(link: socket.socket, *_sizes: int) -> None:
+        def await_message(link: socket.socket, *_sizes: int) -> NoReturn:
             select.select([link], [], [])
             os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError
 
-        socket.recv_fds = await_message  # type: ignore[assignment]
+        keepers.receive = await_message
         kept.connect()
 
     servers = [answer_and_die, die_unread, unmounting(tmp_path / "mnt")]

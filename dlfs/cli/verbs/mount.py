@@ -28,6 +28,7 @@ FuseOption = Annotated[
 NestedOption = Annotated[
     bool, typer.Option("--nested", help="Show the volume at DIR/LABEL also if it is the only one.")
 ]
+_EXPECTED = "VOLUME and DIR, --holder FOLDER and VOLUME, or --replace DIR"
 _WITH_REPLACE = ("replace", "memory", "busy_poll", "log", "json", "quiet", "verbose")
 """Parameters that --replace takes."""
 
@@ -57,6 +58,7 @@ def mount(
     no_uring: Annotated[bool, typer.Option("--no-uring")] = False,
     replace: Annotated[str | None, typer.Option(metavar="DIR")] = None,
     fuse_fd: Annotated[int | None, typer.Option(metavar="N")] = None,
+    holder: Annotated[str | None, typer.Option(metavar="FOLDER")] = None,
     log: Annotated[str | None, typer.Option(metavar="FILE")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -89,6 +91,9 @@ def mount(
         fuse_fd: Serve a mount that the caller has made: N is its descriptor of /dev/fuse, mounted
             on DIR with the type fuse.dlfs, of which the caller may keep a copy. For containers that
             may not mount. Not with --foreground, nor over io_uring.
+        holder: Serve a mount that 'dlfs hold' keeps, without DIR and in the foreground: FOLDER is
+            the mount's folder at the holder. The mount goes on when this command ends, and the next
+            one serves it. For containers without any rights.
         log: Log file of the background server.
 
     Examples:
@@ -97,11 +102,16 @@ def mount(
         dlfs mount photos.img sounds.img /mnt/data
         dlfs mount unix:/run/dlfs/photos.sock mnt --foreground
         dlfs mount --replace /mnt/photos
+        dlfs mount --holder /run/dlfs/mount photos.img
     """
     require_trio("mount", "mount")
+    if foreground or holder is not None:
+        log_events()
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # with --holder, this process forks
     from dlfs.mount.options import MountOptions
     from dlfs.mount.server import choose_server, serve
     from dlfs.mount.supervise.background import mount_volume, replace_server
+    from dlfs.mount.supervise.held import serve_held
 
     memory_bytes = parse_size(memory)
     if replace is not None:
@@ -110,8 +120,11 @@ def mount(
         changed["busy_poll_us"] = busy_poll if _is_given(ctx, "busy_poll") else None
         _report(replace_server(replace, **changed, log=log), json=json)
         return
+    if holder is not None:
+        _check_holder(allow_other=allow_other, fuse_fd=fuse_fd, no_restart=no_restart)
+        volumes, directory = _volumes_of(ctx, volumes, directory), holder
     if not volumes or directory is None:
-        raise UsageError("mount: expected VOLUME and DIR, or --replace DIR")
+        raise UsageError(f"mount: expected {_EXPECTED}")
     if foreground and fuse_fd is not None:
         raise UsageError("mount: expected one of --fuse-fd and --foreground, got both")
     defaults = MountOptions()
@@ -129,15 +142,16 @@ def mount(
         nested=nested or len(volumes) > 1,
     )
     choose_server(options)  # fails before anything is started
-    if foreground:
-        log_events()
+    if holder is not None:
+        serve_held(volumes, holder, options, lambda name, _: note(f"serving the mount {name}"))
+    elif foreground:
         serve(volumes, directory, options, lambda path, _: note(f"mounted on {path}"))
-        return
-    first, *more = volumes
-    mounted = mount_volume(
-        first, directory, options, more_volume_uris=more, log=log, fuse_fd=fuse_fd
-    )
-    _report(mounted, json=json)
+    else:
+        first, *more = volumes
+        mounted = mount_volume(
+            first, directory, options, more_volume_uris=more, log=log, fuse_fd=fuse_fd
+        )
+        _report(mounted, json=json)
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
@@ -162,6 +176,27 @@ def _check_replace(ctx: typer.Context) -> None:
         raise UsageError(
             f"mount --replace: the volumes and the options of a mount stay; leave {shown} out"
         )
+
+
+def _check_holder(*, allow_other: bool, fuse_fd: int | None, no_restart: bool) -> None:
+    """Check that nothing is given that the maker of a mount has chosen.
+
+    Raises:
+        UsageError: it is.
+    """
+    given = {"--allow-other": allow_other, "--fuse-fd": fuse_fd, "--no-restart": no_restart}
+    for name, value in given.items():
+        if value not in (None, False):
+            raise UsageError(
+                f"mount --holder: the mount is made already, and its servers restart; leave {name} "
+                "out"
+            )
+
+
+def _volumes_of(ctx: typer.Context, first: list[str] | None, last: str | None) -> list[str]:
+    """Return the volumes of a command line without DIR, whose last one was taken for it."""
+    given = [] if first is None or DEFAULTED in ctx.meta else first
+    return [*given, *([] if last is None else [last])]
 
 
 def _report(mounted: Mounted, *, json: bool) -> None:

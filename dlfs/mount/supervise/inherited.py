@@ -62,13 +62,14 @@ class InheritedMount:
     """A file system that a keeper has mounted or will mount, for one server.
 
     Attributes:
-        path: the mount point when the server starts.
+        path: the mount point when the server starts; for a mount of a holder, its name.
         record: the mount; None if the keeper has not mounted it when the server starts.
         connect: says that the server is prepared, and returns the kernel's side of the mount, which
             no other server answers then. Blocks until the server before it is dead.
         numbers: numbers of the datasets that earlier servers have shown.
         resumed: an earlier server has answered on this mount.
         replaces: the earlier server is answering until ``connect`` is called.
+        is_visible: the mount is in this mount namespace. Otherwise another process unmounts it.
     """
 
     path: str
@@ -77,3 +78,4 @@ class InheritedMount:
     numbers: DatasetNumbers
     resumed: bool
     replaces: bool
+    is_visible: bool = True

@@ -40,7 +40,6 @@ import re
 import select
 import signal
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -49,8 +48,17 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from dlfs._native.fuse import KernelConnection
+from dlfs._native.processes import die_with_parent
 from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.mount import mountpoint as mountpoints
+from dlfs.mount.descriptors import (
+    INIT_BYTES_MAX,
+    is_connected,
+    is_fuse,
+    is_init,
+    receive,
+    send_again,
+)
 from dlfs.mount.options import MountOptions
 from dlfs.mount.server import choose_server
 from dlfs.mount.supervise.background import MountRequest
@@ -67,17 +75,11 @@ from dlfs.mount.supervise.replacement import (
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """Signals that end a mount. The keeper passes them to the server."""
 
-_RESEND = struct.pack("=IiQ", 16, 7, 0)
-"""The notification FUSE_NOTIFY_RESEND: length, code, and 0 for the ID of a request."""
-
 KERNEL_MIN = (6, 9)
 """The first Linux that sends requests again."""
 
 INIT_SECONDS = 2
 """Longest wait for the kernel's first request on a mount that a caller has made, in seconds."""
-
-_INIT = 26
-"""Operation of the kernel's first request, FUSE_INIT."""
 
 ENABLE_URING = Path("/sys/module/fuse/parameters/enable_uring")
 """The kernel's parameter that offers io_uring to mounts, read when a mount is made."""
@@ -159,11 +161,11 @@ def check_given(kernel: int, path: str) -> None:
     """
     action = f"mount on {path}: expected --fuse-fd to be a descriptor of /dev/fuse"
     try:
-        target = os.readlink(f"/proc/self/fd/{kernel}")
+        known = is_fuse(kernel)
     except OSError as error:
         raise UsageError(f"{action}, got {kernel}, which is not open") from error
-    if target != "/dev/fuse":
-        raise UsageError(f"{action}, got {target}")
+    if not known:
+        raise UsageError(f"{action}, got {os.readlink(f'/proc/self/fd/{kernel}')}")
     poll = select.poll()
     poll.register(kernel, select.POLLIN)
     found = poll.poll(INIT_SECONDS * 1000)
@@ -212,6 +214,9 @@ class Keeper:
     Threads: the main thread of a process without others, which leads its process group.
     """
 
+    _unmounts = True
+    """A server that gets SIGTERM unmounts. False: the mount is another process's."""
+
     def __init__(
         self,
         request: MountRequest,
@@ -236,6 +241,8 @@ class Keeper:
             self._numbers = predecessor.numbers
             self._record = predecessor.record
             self._port = ReplacementPort(predecessor.listener)
+        self._resumed = self._kernel >= 0  # a server has answered the kernel's first request
+        self._keeper = os.getpid()
         self._pid = 0
         self._dying: list[int] = []  # descriptors of earlier servers that had not ended yet
         self._answered = False  # a server on this mount, so another one can take it over
@@ -263,12 +270,12 @@ class Keeper:
                 return
             if self._port.stop_wanted:
                 continue
-            if self._ending or not self._answered or status == 0:
+            if self._ending or not self._answered or (status == 0 and self._unmounts):
                 break
             pause_s = failures.pause_after(lived_s, time.monotonic())
             died = f"{self._path}: the server {end}"
             if pause_s is None:
-                _log.error("%s; given up after %d servers in a row", died, failures.count)
+                self._abandon(f"{died}; given up after {failures.count} servers in a row")
                 return
             _log.error("%s; starting another in %.1f s", died, pause_s)
             if not self._pause(pause_s):
@@ -276,8 +283,16 @@ class Keeper:
             if not self._is_mounted():
                 return
         if self._is_mounted():  # looked up again, since the pause may have been long
-            _log.error("%s: unmounting, since the server %s", self._path, end)
-            mountpoints.detach(self._path)
+            self._leave(end)
+
+    def _abandon(self, reason: str) -> None:
+        """Give a mount up whose servers fail."""
+        _log.error("%s", reason)
+
+    def _leave(self, end: str) -> None:
+        """End a mount, as its server has ended and there will be no other."""
+        _log.error("%s: unmounting, since the server %s", self._path, end)
+        mountpoints.detach(self._path)
 
     def _give_up(self, predecessor: Predecessor, end: str) -> NoReturn:
         """Leave the mount to the predecessor, since the server has ended.
@@ -304,7 +319,7 @@ class Keeper:
 
     def _is_mounted(self) -> bool:
         """Return True if the file system is mounted, and note where it is now."""
-        if self._record is None or not mountpoints.is_connected(self._kernel):
+        if self._record is None or not is_connected(self._kernel):
             return False
         found = mountpoints.find_again(self._record)
         if found is None:
@@ -331,6 +346,7 @@ class Keeper:
 
     def _start_server(self) -> socket.socket:
         """Start a server. Returns the socket on which it says how far it is."""
+        self._before_server()
         here, there = socket.socketpair()
         with there:
             here.settimeout(_LOOK_SECONDS)
@@ -341,6 +357,9 @@ class Keeper:
                     self._port.close()
                     self._serve(there)
         return here
+
+    def _before_server(self) -> None:
+        """Prepare the start of a server. An OSError counts as one that cannot be started."""
 
     def _run_server(self) -> tuple[float, int | None, str]:
         """Start a server and wait for its end.
@@ -356,22 +375,21 @@ class Keeper:
                 raise
             return 0.0, None, f"cannot be started ({error.strerror})"
         if self._ending:  # since the last look at it
-            os.kill(self._pid, signal.SIGTERM)
+            self._end_server()
         answers_s: float | None = None  # since when
         try:
             with here:
                 if self._receive(here) == _OPENED:
-                    resumed = self._kernel >= 0
-                    if not resumed:
+                    if self._kernel < 0:
                         self._mount()
                     if self._predecessor is None:
-                        self._send_connection(here, resumed=resumed)
+                        self._send_connection(here)
                         ready = self._receive(here) == _READY
                     else:
                         ready = self._take_over(here, self._predecessor)
                     if ready:
                         answers_s = time.monotonic()
-                        self._answered = True
+                        self._note_answer()
         except BaseException:
             os.kill(self._pid, signal.SIGKILL)
             raise
@@ -384,7 +402,7 @@ class Keeper:
     def _take_over(self, link: socket.socket, predecessor: Predecessor) -> bool:
         """Have the server answer in place of the predecessor's. Returns True if it does."""
         predecessor.stop()
-        self._send_connection(link, resumed=True)
+        self._send_connection(link)
         if self._receive(link, TAKEOVER_SECONDS) != _READY:
             os.kill(self._pid, signal.SIGKILL)
             return False
@@ -409,6 +427,10 @@ class Keeper:
             return link.recv(1)
         except ConnectionError:
             return b""
+
+    def _note_answer(self) -> None:
+        """Note that a server answers."""
+        self._answered = self._resumed = True
 
     def _is_dropped(self) -> bool:
         """Return True if the predecessor does not pass the mount on to this keeper any more."""
@@ -453,8 +475,12 @@ class Keeper:
         found = select.select([*waits, *port, *self._dying], [], [], seconds)[0]
         if port:
             self._port.attend(self._state, self._kernel, self._numbers)
+        self._attend_others()
         self._bury([each for each in self._dying if each in found])
         return descriptor in found
+
+    def _attend_others(self) -> None:
+        """Attend to others than servers and keepers, several times a second."""
 
     def _bury(self, ended: list[int]) -> None:
         """Have requests sent again that earlier servers, which have ended now, have taken."""
@@ -462,8 +488,7 @@ class Keeper:
             os.waitid(os.P_PIDFD, process, os.WEXITED)
             os.close(process)
             self._dying.remove(process)
-            with contextlib.suppress(OSError):  # it is unmounted
-                os.write(self._kernel, _RESEND)
+            send_again(self._kernel)
 
     def _bury_all(self) -> None:
         """Wait for the end of earlier servers, whose requests are sent again then."""
@@ -477,9 +502,13 @@ class Keeper:
     def _end(self, _number: int, _frame: FrameType | None) -> None:
         """Pass a signal to the server, which unmounts, or leave the mount to the predecessor."""
         self._ending = True
+        self._end_server()
+
+    def _end_server(self) -> None:
         if self._pid:  # otherwise none runs, or it is a child that is about to begin
+            unmounts = self._unmounts and self._predecessor is None
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL if self._predecessor else signal.SIGTERM)
+                os.kill(self._pid, signal.SIGTERM if unmounts else signal.SIGKILL)
 
     # ---- mounting --------------------------------------------------------------------------------
 
@@ -503,18 +532,18 @@ class Keeper:
         self._record = mountpoints.record_of(self._path)
         if self._record is not None:
             self._port.open(self._record.device)
-        self._init = os.read(self._kernel, mountpoints.INIT_BYTES_MAX)
-        if struct.unpack_from("=I", self._init, 4)[0] != _INIT:
-            os.write(self._kernel, _RESEND)  # another server may answer what was taken
+        self._init = os.read(self._kernel, INIT_BYTES_MAX)
+        if not is_init(self._init):
+            send_again(self._kernel)  # another server may answer what was taken
             raise UsageError(
                 f"mount on {self._path}: expected --fuse-fd to be of a new mount, got one that a "
                 "server has answered; unmount it, and mount it anew"
             )
         self._on_mounted()
 
-    def _send_connection(self, link: socket.socket, *, resumed: bool) -> None:
+    def _send_connection(self, link: socket.socket) -> None:
         with contextlib.suppress(ConnectionError):  # the server has died: its end tells
-            socket.send_fds(link, [bytes([resumed]) + self._init], [self._kernel])
+            socket.send_fds(link, [bytes([self._resumed]) + self._init], [self._kernel])
 
     # ---- in the server's process -----------------------------------------------------------------
 
@@ -522,6 +551,8 @@ class Keeper:
         """Run the server and end the process."""
         code = 1
         try:
+            if not self._unmounts:
+                die_with_parent(self._keeper)
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -530,8 +561,9 @@ class Keeper:
                 self._record,
                 lambda: self._connect(link),
                 self._numbers,
-                resumed=self._kernel >= 0,
+                resumed=self._resumed,
                 replaces=self._predecessor is not None,
+                is_visible=self._unmounts,
             )
             self._server(inherited, lambda: link.sendall(_READY))
             code = 0
@@ -549,7 +581,7 @@ class Keeper:
         descriptors: list[int] = []
         with contextlib.suppress(ConnectionError):
             link.sendall(_OPENED)
-            message, descriptors, _, _ = socket.recv_fds(link, mountpoints.INIT_BYTES_MAX, 1)
+            message, descriptors = receive(link, INIT_BYTES_MAX, 1)
         if not descriptors:
             raise DeviceError(f"mount on {self._path}: the keeper has ended")
         resumed = bool(message[0])

@@ -37,7 +37,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -47,6 +46,7 @@ from typing import Any
 from dlfs.base.json_records import from_json, to_json
 from dlfs.base.units import KIB
 from dlfs.errors import DeviceError, NotFoundError, UsageError
+from dlfs.mount.descriptors import close_all, peer_of, receive
 from dlfs.mount.mountpoint import find_again, record_of
 from dlfs.mount.supervise.background import MountRequest
 from dlfs.mount.supervise.inherited import DatasetNumbers
@@ -72,7 +72,6 @@ _KILL_SECONDS = 5.0
 _STOP, _STOPPED, _DONE = b"stop", b"stopped", b"done"
 _MESSAGE_BYTES_MAX = 32
 _LOOK_SECONDS = 0.25
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
 _SO_PEERPIDFD = 77  # Linux 6.5; not in Python's socket module
 _GOES_ON = "the present server goes on"
 
@@ -118,13 +117,6 @@ def _address(device: str) -> bytes:
     return b"\0dlfs-mount-" + device.encode()
 
 
-def _peer_of(link: socket.socket) -> tuple[int, int]:
-    """Return process and user ID of the other end of a connection."""
-    data = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    process, user, _ = _CREDENTIALS.unpack(data)
-    return process, user
-
-
 def _is_closed(link: socket.socket) -> bool:
     """Return True if an end of a connection is closed, whatever the other has sent before."""
     if link.fileno() < 0:
@@ -158,7 +150,7 @@ class _NewKeeper:
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
-        self.pid = _peer_of(link)[0]
+        self.pid = peer_of(link)[0]
         self._admitted_s = time.monotonic()
         self.process = link.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
 
@@ -259,7 +251,7 @@ class ReplacementPort:
         except OSError:  # none, or it has ended
             return None
         link.settimeout(_LOOK_SECONDS)
-        if _peer_of(link)[1] == os.geteuid():
+        if peer_of(link)[1] == os.geteuid():
             return link
         link.close()
         return None
@@ -390,13 +382,13 @@ class Predecessor:
                 f"{self._action}: expected its keeper to take the connection, got too many others "
                 f"that wait for it; {_GOES_ON}"
             ) from error
-        user = _peer_of(self._link)[1]
+        user = peer_of(self._link)[1]
         if user != os.geteuid():
             raise UsageError(f"{self._action}: user {user} has mounted it; run this as that user")
 
     def _receive_mount(self) -> tuple[bytes, list[int]]:
         try:
-            message, descriptors, _, _ = socket.recv_fds(self._link, STATE_BYTES_MAX, 3)
+            message, descriptors = receive(self._link, STATE_BYTES_MAX, 3)
         except ConnectionError:
             message, descriptors = b"", []
         except TimeoutError as error:
@@ -409,14 +401,13 @@ class Predecessor:
                 f"{other.process}'; {_GOES_ON}"
             )
         if len(descriptors) != 3:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_all(descriptors)
             raise DeviceError(f"{self._action}: its keeper has ended meanwhile")
         return message, descriptors
 
     def _unanswered(self) -> DeviceError:
         """Return the error of a keeper that does not answer in time."""
-        pid = _peer_of(self._link)[0]
+        pid = peer_of(self._link)[0]
         why = f": it is stopped; 'kill -CONT {pid}' continues it" if is_stopped(pid) else ""
         return DeviceError(
             f"{self._action}: expected an answer of its keeper, process {pid}, within "

@@ -36,7 +36,7 @@ def test_a_volume_of_the_environment_is_not_given(
 
 
 def test_a_mount_needs_a_volume_and_a_directory(run: Run) -> None:
-    assert "expected VOLUME and DIR, or --replace DIR" in run("mount", "v.img").err
+    assert "expected VOLUME and DIR, --holder FOLDER and VOLUME, or" in run("mount", "v.img").err
 
 
 def test_writing_is_for_one_volume(run: Run, tmp_path: Path) -> None:
