@@ -15,15 +15,26 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import glob
 import importlib
 import os
 import re
+import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from dlfs.base.extras import install_command, load_package
@@ -52,7 +63,11 @@ BODY_BYTES = MIB
 _MISSING_STATUS = (404, 410)
 _CONNECT_S = 30
 _READ_S = 60
-"""Longest wait for the next bytes of a response over HTTP, in seconds."""
+"""Longest wait for the next bytes of a response over HTTP, in seconds; also for its headers, once
+there is a connection."""
+LEAST_BYTES = 4 << 10
+"""Fewest bytes of a body that come while a request waits for ``_READ_S``: of a server, or a
+network, that sends a byte now and then, nothing would ever be complete."""
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _VERSIONS = (
     "ETag", "etag", "generation", "blob_id", "Last-Modified", "LastModified", "last_modified",
@@ -173,9 +188,21 @@ class Store:
         if not _walks(self._system):
             listed = _ask(lambda: self._system.find(path, detail=True), f"import {redact(base)}")
             return dict(listed)
-        found = {}
-        folders = [path]
-        for folder in folders:
+        entries = self._walk(path, base)
+        return {entry["name"]: entry for entry in entries if entry["type"] != "directory"}
+
+    def _walk(
+        self, path: str, base: str, depth_max: int | None = None
+    ) -> Iterator[Mapping[str, Any]]:
+        """Yield what is listed of all objects and folders under a folder.
+
+        Args:
+            path: the folder.
+            base: its URL.
+            depth_max: most folders on a path, with the first; None without a bound.
+        """
+        folders = [(path, 1)]
+        for folder, depth in folders:
             below = folder[len(path.rstrip("/")) :]
             what = f"import {redact(base + below)}"
             if len(below) > FOLDER_CHARACTERS_MAX:
@@ -185,10 +212,11 @@ class Store:
             for entry in _ask(partial(self._system.ls, folder, detail=True), what):
                 name = entry["name"]
                 if entry["type"] != "directory":
-                    found[name] = entry
+                    yield entry
                 elif name.rstrip("/") != folder.rstrip("/"):
-                    folders.append(name)
-        return found
+                    yield entry
+                    if depth_max is None or depth < depth_max:
+                        folders.append((name, depth + 1))
 
     def match(self, pattern: str) -> list[str]:
         """Return the URLs that a glob matches, sorted.
@@ -197,12 +225,26 @@ class Store:
             NotFoundError: it matches nothing.
             DlfsError: the store cannot be read.
         """
-        found = sorted(
-            with_retries(lambda: self._system.glob(pattern), f"import {redact(pattern)}")
-        )
+        what = f"import {redact(pattern)}"
+        if _walks(self._system):
+            found = sorted(self._match_walked(pattern))
+        else:
+            found = sorted(with_retries(lambda: self._system.glob(pattern), what))
         if not found:
-            raise NotFoundError(f"import {redact(pattern)}: nothing matches")
+            raise NotFoundError(f"{what}: nothing matches")
         return [str(self._system.unstrip_protocol(path)) for path in found]
+
+    def _match_walked(self, pattern: str) -> set[str]:
+        """Return the paths that a glob matches, in a file system that lists each folder."""
+        full = self._system._strip_protocol(pattern)
+        parts = full.split("/")
+        fixed = list(takewhile(lambda part: not glob.has_magic(part), parts))
+        root, magic = "/".join(fixed), parts[len(fixed) :]
+        base = self._system.unstrip_protocol(root)
+        wanted = re.compile(importlib.import_module("fsspec.utils").glob_translate(full))
+        depth_max = None if "**" in magic else len(magic)
+        names = (entry["name"].rstrip("/") for entry in self._walk(root, base, depth_max))
+        return {name for name in names if wanted.match(name)}
 
     async def fetch(
         self, item: RemoteObject, first: int, last: int, sink: Sink, in_thread: InThread
@@ -283,7 +325,7 @@ class _StreamingStore(Store):
         writing: asyncio.Future[None] | None = None
         try:
             async with aclosing(self._receive(item, first, last, digests)) as body:
-                async for data in body:
+                async for data in _kept_up(body):
                     received.append(data)
                     size_bytes += len(data)
                     if size_bytes >= BODY_BYTES:
@@ -342,7 +384,7 @@ class HttpStore(_StreamingStore):
     ) -> AsyncGenerator[bytes, None]:
         del digests
         is_part = last - first < item.size_bytes
-        async with await self._get(item.path, f"{first}-{last - 1}" if is_part else None) as answer:
+        async with self._get(item.path, f"{first}-{last - 1}" if is_part else None) as answer:
             self._check_answer(item, answer)
             got = version_of(answer.headers)
             if differs(got, item.version):
@@ -365,34 +407,41 @@ class HttpStore(_StreamingStore):
                 "download the file, and import the copy"
             )
 
-    async def _get(self, path: str, span: str | None) -> Any:
-        """Send a request; the caller enters what this returns."""
+    @asynccontextmanager
+    async def _get(self, path: str, span: str | None) -> AsyncIterator[Any]:
+        """Send a request, and yield the response when its headers are there."""
         session = await self._system.set_session()
         options = dict(self._system.kwargs)
         headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
         if span is not None:
             headers["Range"] = f"bytes={span}"
         url = self._system.encode_url(path)
-        return session.get(url, **options, headers=headers)
+        limit_s = _CONNECT_S + _READ_S
+        try:
+            async with asyncio.timeout(limit_s):
+                answer = await session.get(url, **options, headers=headers)
+        except TimeoutError as error:
+            what = str(error) or f"expected the headers of the response in {limit_s} s, got less"
+            raise TimeoutError(what) from error
+        async with answer:
+            yield answer
 
     async def _has_ranges(self, path: str) -> bool:
-        async with await self._get(path, "0-0") as answer:
+        async with self._get(path, "0-0") as answer:
             return bool(answer.status == 206)
 
     async def look_up(self, item: RemoteObject) -> tuple[RemoteObject, bytes | None]:
         """Request an object, and take its body if it is one piece; see ``Store``."""
-        async with await self._get(item.path, None) as answer:
+        async with self._get(item.path, None) as answer:
             self._check_answer(item, answer)
             headers, size_bytes, body = answer.headers, answer.content_length, None
             if size_bytes is None:  # its end is that of the body
-                body = await answer.content.read(PIECE_BYTES + 1)
-                while len(body) <= PIECE_BYTES and (data := await answer.content.readany()):
-                    body += data
+                body = await _read_all(answer)
                 size_bytes = len(body)
                 if size_bytes > PIECE_BYTES:
                     raise _no_size(item.url)
             elif size_bytes <= PIECE_BYTES:
-                body = await answer.read()
+                body = await _read_all(answer)
         version, digests = version_of(headers), find_digests(headers)
         found = RemoteObject(item.url, item.path, item.name, size_bytes, version, digests)
         if body is not None:
@@ -412,6 +461,37 @@ class HttpStore(_StreamingStore):
         what = f"import {item.shown}"
         has_ranges = with_retries(lambda: _run(self._system, self._has_ranges, item.path), what)
         return replace(found, has_ranges=has_ranges)
+
+
+async def _kept_up(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the bytes of a body.
+
+    Raises:
+        TimeoutError: fewer than ``LEAST_BYTES`` came in ``_READ_S`` of waiting.
+    """
+    waited_s, count, began_s = 0.0, 0, time.monotonic()
+    async for data in body:
+        waited_s += time.monotonic() - began_s
+        count += len(data)
+        if waited_s > _READ_S:
+            if count < LEAST_BYTES:
+                raise TimeoutError(
+                    f"expected at least {LEAST_BYTES} bytes of the body in {_READ_S} s, got {count}"
+                )
+            waited_s, count = 0.0, 0
+        yield data
+        began_s = time.monotonic()
+
+
+async def _read_all(answer: Any) -> bytes:
+    """Return a body, or what there is of it when it is longer than ``PIECE_BYTES``."""
+    received, size_bytes = [], 0
+    async for data in _kept_up(answer.content.iter_any()):
+        received.append(data)
+        size_bytes += len(data)
+        if size_bytes > PIECE_BYTES:
+            break
+    return b"".join(received)
 
 
 def _walks(system: Any) -> bool:

@@ -370,6 +370,51 @@ def test_a_server_that_does_not_answer_is_an_error(
             fetched(f"{url}/{path}", tmp_path)
 
 
+@pytest.fixture
+def dripping(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A server that sends the headers, or the body, of an answer to GET a byte at a time."""
+    gone = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "1000000")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n"
+            if request.param == "body":
+                self.wfile.write(head + b"\r\n")
+            else:
+                self.wfile.write(head + b"X-Long: ")
+            while not gone.wait(0.01):
+                self.wfile.write(b"a")
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        gone.set()
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("dripping", "part"), [("headers", "headers"), ("body", "bytes")], indirect=["dripping"]
+)
+def test_a_server_that_sends_a_byte_now_and_then_is_an_error(
+    dripping: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    monkeypatch.setattr(failures, "DELAY_S", 0.001)
+    monkeypatch.setattr(failures, "ATTEMPTS_MAX", 2)
+    monkeypatch.setattr(stores, "_READ_S", 0.3)  # more than between two of the bytes
+    monkeypatch.setattr(stores, "_CONNECT_S", 0.3)
+    with pytest.raises(DeviceTimeoutError, match=rf"import {dripping}/a.bin: .*expected .*{part}"):
+        fetched(f"{dripping}/a.bin", tmp_path)
+
+
 @pytest.mark.parametrize("path", ["d/", "a.bin", "{a,b}.bin"])
 def test_ctrl_c_ends_an_import_whose_server_does_not_answer(
     silent: socket.socket, tmp_path: Path, path: str

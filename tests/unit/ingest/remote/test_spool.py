@@ -34,7 +34,7 @@ from dlfs.ingest.progress import Progress
 from dlfs.ingest.remote import failures, spool, stores
 from dlfs.ingest.remote.fetching import REQUESTS
 from dlfs.ingest.remote.spool import default_directory
-from dlfs.ingest.remote.stores import Store
+from dlfs.ingest.remote.stores import Store, open_store
 from dlfs.volume.volume import Volume
 from tests.support.files import write_files
 from tests.unit.ingest.array_writers import write_hdf5, write_npz, write_zarr
@@ -461,3 +461,43 @@ def test_a_folder_of_another_user_is_not_taken_over(
     os.chown(folder, 65534, 65534)
     with pytest.raises(UsageError, match="got one of user 65534"):
         open_source("memory://data", spool=tmp_path / "spool")
+
+
+# ---- globs, of a file system that finds objects by listing each folder ---------------------------
+
+
+@pytest.fixture
+def walked(memory: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(stores, "_walks", lambda _system: True)
+    return memory
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["data/*", "data/**/*2.bin", "d*a/[a-c]*", "*/c1", "data/*/", "**/*1*", "dat?/{c1,c2}/1*"],
+)
+def test_a_glob_matches_what_fsspec_does(walked: Any, pattern: str) -> None:
+    expected = sorted(walked.glob(f"memory://{pattern}"))
+    if not expected:
+        with pytest.raises(NotFoundError, match="nothing matches"):
+            open_store("memory://").match(f"memory://{pattern}")
+        return
+    found = open_store("memory://").match(f"memory://{pattern}")
+    assert found == [walked.unstrip_protocol(path) for path in expected]
+
+
+def test_a_glob_does_not_leave_out_a_folder_that_cannot_be_listed(
+    walked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked.pipe("/data/closed/x.tar", b"x")
+    listed = type(walked).ls
+
+    def denied(self: Any, path: str, *rest: Any, **options: Any) -> Any:
+        if path.strip("/") == "data/closed":
+            raise PermissionError(errno.EACCES, "denied")
+        return listed(self, path, *rest, **options)
+
+    monkeypatch.setattr(type(walked), "ls", denied)
+    with pytest.raises(DeviceError, match=r"import memory:///data/closed: .*denies access"):
+        open_store("memory://").match("memory://data/*/*.tar")
+    assert open_store("memory://").match("memory://dat*") == ["memory:///data"]
