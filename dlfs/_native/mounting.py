@@ -12,7 +12,8 @@ from ctypes import c_char_p, c_ulong
 READ_ONLY = 1
 NO_SET_USER_ID = 2
 NO_DEVICES = 4
-"""Flags of mounts: MS_RDONLY, MS_NOSUID and MS_NODEV."""
+BIND = 4096
+"""Flags of mounts: MS_RDONLY, MS_NOSUID, MS_NODEV and MS_BIND."""
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from dlfs.errors import (
+    AuthenticationError,
     DeviceError,
     DlfsError,
     FormatError,
@@ -28,6 +29,7 @@ class ExitCode(IntEnum):
     LOCKED = 5
     SPACE = 6
     DEVICE = 7
+    KEY = 8
     INTERRUPTED = 130
     PIPE = 141
 
@@ -60,6 +62,11 @@ EXITS = (
     Row(ExitCode.LOCKED, "another writer holds the volume", (LockedError,)),
     Row(ExitCode.SPACE, "too little free space on the volume or a file system", (SpaceError,)),
     Row(ExitCode.DEVICE, "a device failed, or a file could not be read or written", (DeviceError,)),
+    Row(
+        ExitCode.KEY,
+        "a key is missing or not usable, or a target refused it, or this host refused the target",
+        (AuthenticationError,),
+    ),
     Row(
         ExitCode.INTERRUPTED,
         "interrupted (Ctrl-C); the volume is as it was unless the message says otherwise",

@@ -28,7 +28,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dlfs.errors import DeviceError, DlfsError, LockedError, NotFoundError, UsageError
+from dlfs.base.json_records import parse_json, to_json
+from dlfs.errors import (
+    DeviceError,
+    DlfsError,
+    LockedError,
+    NotFoundError,
+    UsageError,
+    restore_error,
+)
 from dlfs.mount.descriptors import close_all, is_connected, receive, unanswered_init
 from dlfs.mount.options import MountOptions, OnReady
 from dlfs.mount.server import serve
@@ -243,6 +251,32 @@ def _received(link: socket.socket) -> tuple[bytes, list[int]]:
         return b"", []
 
 
+class _LastError:
+    """The error by which the last server has ended, in memory that the keeper shares with it."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.memfd_create("dlfs-server-error")
+
+    def clear(self) -> None:
+        """Forget the error of the server before."""
+        os.ftruncate(self._descriptor, 0)
+
+    def set(self, error: DlfsError | OSError) -> None:
+        """Record the error of this server."""
+        kind = type(error) if isinstance(error, DlfsError) else DeviceError
+        words = {"error": kind.__name__, "message": str(error), "code": getattr(error, "errno", 0)}
+        self.clear()
+        os.pwrite(self._descriptor, to_json(words), 0)
+
+    def get(self) -> DlfsError | None:
+        """Return the error of the last server; None if it has ended otherwise."""
+        text = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+        if not text:
+            return None
+        words = parse_json(text)
+        return restore_error(words["error"], words["message"], words["code"] or 0)
+
+
 class HeldKeeper(Keeper):
     """The keeper of a mount that the holder has.
 
@@ -250,15 +284,19 @@ class HeldKeeper(Keeper):
         request: volumes and options.
         server: as of ``Keeper``; it leaves the mount when it ends.
         link: the connection to the holder, which has given the mount.
+        last_error: the error of the last server.
     """
 
     _unmounts = False
 
-    def __init__(self, request: MountRequest, server: Server, link: HolderLink) -> None:
+    def __init__(
+        self, request: MountRequest, server: Server, link: HolderLink, last_error: _LastError
+    ) -> None:
         super().__init__(replace(request, directory=link.name), server, lambda: None)
         self._numbers.close()
         self._kernel, self._numbers, self._init = link.kernel, link.numbers, link.init
         self._link = link
+        self._last_error = last_error
 
     def run(self, is_ending: Callable[[], bool] = lambda: False) -> None:
         """Keep servers running until the mount is unmounted, or SIGTERM comes.
@@ -328,7 +366,13 @@ class HeldKeeper(Keeper):
 
     def _leave(self, end: str) -> None:
         if not self._ending:
-            raise DeviceError(f"serve the mount {self._path}: the server {end}; its log says why")
+            error = self._last_error.get()
+            why = "its log says why" if error is None else str(error)
+            raise restore_error(
+                "DeviceError" if error is None else type(error).__name__,
+                f"serve the mount {self._path}: the server {end}: {why}",
+                getattr(error, "errno", None) or 0,
+            )
 
 
 def serve_held(
@@ -350,6 +394,7 @@ def serve_held(
         NotFoundError: there is no such mount or no holder; there is no native server.
         UsageError: this user may not serve the mount, or the kernel is older than Linux 6.9.
         DeviceError: the servers fail, as the log says.
+        DlfsError: the error of the first server, as of ``dlfs.mount.server.serve``.
 
     Threads: the main thread of a process without others, which receives signals.
     """
@@ -365,16 +410,20 @@ def serve_held(
     if not link.take(lambda: bool(ended)):
         return
 
+    last_error = _LastError()
+
     def run_server(inherited: InheritedMount, tell_keeper: Callable[[], None]) -> None:
         def ready(name: str, transport: str) -> None:
             tell_keeper()
             on_ready(name, transport)
 
+        last_error.clear()
         try:
             serve(volume_uris, inherited.path, options, ready, inherited)
         except (DlfsError, OSError) as error:
             _log.error("%s: %s", inherited.path, error)
+            last_error.set(error)
             raise
 
     request = MountRequest(list(volume_uris), str(folder), options, None)
-    HeldKeeper(request, run_server, link).run(lambda: bool(ended))
+    HeldKeeper(request, run_server, link, last_error).run(lambda: bool(ended))

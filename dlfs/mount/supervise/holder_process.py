@@ -174,7 +174,7 @@ class Holder:
 
     def _prepare(self) -> int:
         """Make the folder, and lock it. Returns the descriptor of the lock."""
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        os.makedirs(self._folder, mode=0o711, exist_ok=True)
         lock = os.open(self._path(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,7 +23,7 @@ EXPECTED = {
     "SpaceError": 6,
     "StaleError": 1,
     "LimitError": 1,
-    "AuthenticationError": 7,
+    "AuthenticationError": 8,
     "DegradedError": 7,
     "DeviceError": 7,
     "DeviceLostError": 7,

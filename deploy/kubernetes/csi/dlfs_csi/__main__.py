@@ -1,0 +1,102 @@
+"""Runs the driver: ``python -m dlfs_csi --help``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # before gRPC is loaded: nothing forks
+
+from dlfs.errors import DlfsError
+from dlfs_csi import DRIVER_NAME
+from dlfs_csi.keys import KeyFolders, Redactor
+from dlfs_csi.launching import Launcher
+from dlfs_csi.node import Node
+from dlfs_csi.processes import ProcessLauncher
+from dlfs_csi.records import Records
+from dlfs_csi.service import Identity, NodeService, Watch, make_server
+
+_STOP_SECONDS = 5
+
+_log = logging.getLogger("dlfs_csi")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="dlfs-csi", description=(__doc__ or "").splitlines()[0])
+    variables = os.environ
+    add = parser.add_argument
+    add("--endpoint", default=variables.get("CSI_ENDPOINT", ""), metavar="unix:PATH",
+        help="the socket on which to answer [$CSI_ENDPOINT]")  # fmt: skip
+    add("--node-id", default=variables.get("NODE_NAME", socket.gethostname()), metavar="NAME",
+        help="name of this node [$NODE_NAME, or the host's]")  # fmt: skip
+    add("--state", default=f"/var/lib/kubelet/plugins/{DRIVER_NAME}", metavar="FOLDER",
+        help="records of what is published [%(default)s]")  # fmt: skip
+    add("--run", default="/run/dlfs/csi", metavar="FOLDER",
+        help="keys and servers' files, in memory [%(default)s]")  # fmt: skip
+    add("--holder", default="/run/dlfs/holder", metavar="FOLDER",
+        help="the folder of 'dlfs hold' [%(default)s]")  # fmt: skip
+    add("--servers", choices=("processes",), default="processes",
+        help="what serves mounts [%(default)s]")  # fmt: skip
+    add("--server-user", default="65534:65534", metavar="UID:GID",
+        help="the user that servers run as [%(default)s]")  # fmt: skip
+    add("--volumes-max", type=int, default=64, metavar="N",
+        help="most volumes on this node [%(default)s]")  # fmt: skip
+    return parser
+
+
+def _node(options: argparse.Namespace) -> Node:
+    uid, gid = map(int, options.server_user.split(":"))
+    run = Path(options.run)
+    launcher: Launcher = ProcessLauncher(run / "servers", uid, gid)
+    return Node(
+        records=Records(Path(options.state) / "records"),
+        keys=KeyFolders(run / "keys", uid, gid),
+        launcher=launcher,
+        holder=options.holder,
+        server_uid=uid,
+        volumes_max=options.volumes_max,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the driver until SIGTERM or SIGINT; what is published stays."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    path = options.endpoint.removeprefix("unix:")
+    if not path:
+        parser.error("expected --endpoint unix:PATH")
+    redactor = Redactor()
+    handler = logging.StreamHandler()
+    handler.addFilter(redactor)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        node = _node(options)
+        watch = Watch(node)
+        watch.start()
+        services: dict[str, object] = {
+            "Identity": Identity(node, None),
+            "Node": NodeService(node, options.node_id, redactor),
+        }
+        server = make_server(path, services)
+    except (DlfsError, OSError) as error:
+        sys.exit(f"dlfs-csi: {error}")
+    server.start()
+    _log.info("answering on %s", path)
+    ended.wait()
+    server.stop(_STOP_SECONDS).wait()
+    watch.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Mounts at target paths: makes them, finds them, asks them, and detaches them.
+
+A volume is mounted on its target. If the volume's attributes name a dataset, the directory of that
+dataset is then mounted over it, on the same path: the upper one of two layers. Nobody but a server
+answers a request below a target, so whatever makes one runs in a thread that is not waited for
+longer than the call has time (``Questions``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from dlfs._native.mounting import BIND, mount
+from dlfs.errors import DeviceError
+from dlfs.mount.mountpoint import (
+    FILE_SYSTEM_TYPE,
+    MOUNTINFO,
+    MountRecord,
+    detach,
+    mount_file_system,
+    parse_mountinfo,
+)
+from dlfs.mount.options import MountOptions
+from dlfs_csi.failures import CallError, Code
+
+_ENDED = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED)
+_LAYERS_MAX = 16
+
+
+class State(Enum):
+    """What a mount answers."""
+
+    ANSWERS = "answers"
+    SILENT = "no answer"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of a mount to ``statvfs``.
+
+    Attributes:
+        state: what it is.
+        space: its space and numbers of files; None unless the mount answers.
+    """
+
+    state: State
+    space: os.statvfs_result | None = None
+
+
+def layers(target: str) -> list[MountRecord]:
+    """Return the mounts on a target path, from the lowest to the topmost."""
+    wanted = os.fsencode(target)
+    return [
+        record for record in parse_mountinfo(MOUNTINFO.read_bytes()) if record.mountpoint == wanted
+    ]
+
+
+def prepare(target: str) -> None:
+    """Make the directory of a target, or check that it can be mounted on.
+
+    Raises:
+        CallError: FAILED_PRECONDITION: something else is there.
+    """
+    foreign = [r.file_system_type for r in layers(target) if r.file_system_type != FILE_SYSTEM_TYPE]
+    if foreign:
+        raise _unexpected(target, f"a mount of type {foreign[0]}")
+    try:
+        os.makedirs(target, mode=0o750, exist_ok=True)
+        if os.listdir(target):
+            raise _unexpected(target, "files in it")
+    except OSError as error:
+        raise _unexpected(target, error.strerror or str(error)) from error
+
+
+def _unexpected(target: str, got: str) -> CallError:
+    return CallError(
+        Code.FAILED_PRECONDITION,
+        f"publish at {target}: expected a path that can be made an empty directory, got {got}",
+    )
+
+
+def mount_target(target: str) -> tuple[int, str]:
+    """Mount a file system that no server answers yet.
+
+    Returns:
+        The descriptor of ``/dev/fuse``, and the number of the device.
+
+    Raises:
+        DeviceError: the system refused.
+    """
+    kernel = mount_file_system(target, MountOptions(allow_other=True).for_kernel())
+    try:
+        return kernel, layers(target)[-1].device
+    except IndexError:
+        os.close(kernel)
+        raise DeviceError(f"mount on {target}: it was unmounted at once") from None
+
+
+def bind_dataset(target: str, dataset: str) -> None:
+    """Mount the directory of a dataset over the mount that shows it.
+
+    Raises:
+        FileNotFoundError: there is no such dataset.
+        OSError: the mount does not answer any more.
+    """
+    mount(os.path.join(target, dataset), target, "", BIND, "")
+
+
+def detach_all(target: str) -> None:
+    """Detach all mounts of DLFS on a target, the topmost first, also if files are open.
+
+    Raises:
+        DeviceError: the system refuses.
+    """
+    for _ in range(_LAYERS_MAX):
+        found = layers(target)
+        if not found or found[-1].file_system_type != FILE_SYSTEM_TYPE:
+            return
+        detach(target)
+    raise DeviceError(f"unmount {target}: expected at most {_LAYERS_MAX} mounts there")
+
+
+def remove(target: str) -> None:
+    """Remove the directory of a target, if it is there and empty.
+
+    Raises:
+        CallError: FAILED_PRECONDITION: it is not empty, or cannot be removed.
+    """
+    try:
+        os.rmdir(target)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise CallError(
+            Code.FAILED_PRECONDITION,
+            f"unpublish {target}: expected an empty directory without a mount, got "
+            f"{error.strerror}",
+        ) from error
+
+
+class Questions:
+    """Calls that a mount answers, each in a thread of its own, at most one a target at a time.
+
+    A call that is not answered in time stays, and ends when the mount answers or is dead; until
+    then the target is silent.
+
+    Threads: any.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: dict[str, threading.Thread] = {}
+
+    def ask(self, target: str, call: Callable[[], object]) -> queue.SimpleQueue[object] | None:
+        """Start a call.
+
+        Returns:
+            A queue, which gets the result or the OSError; None if an earlier call is pending.
+        """
+        answers: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                result = call()
+            except OSError as error:
+                result = error
+            with self._lock:
+                self._pending.pop(target, None)
+            answers.put(result)
+
+        with self._lock:
+            if target in self._pending:
+                return None
+            thread = threading.Thread(target=run, daemon=True, name=f"ask {target}")
+            self._pending[target] = thread
+        try:
+            thread.start()
+        except RuntimeError:  # no room for another thread
+            with self._lock:
+                self._pending.pop(target, None)
+            return None
+        return answers
+
+    def state(self, target: str, timeout_s: float) -> Answer:
+        """Return what a mount answers within a time, in seconds."""
+        answers = self.ask(target, lambda: os.statvfs(target))
+        result: object = None
+        if answers is not None:
+            with contextlib.suppress(queue.Empty):
+                result = answers.get(timeout=timeout_s)
+        return answer_of(result)
+
+
+def answer_of(result: object) -> Answer:
+    """Return the answer that the result of ``statvfs`` is; None: there is none yet."""
+    if isinstance(result, os.statvfs_result):
+        return Answer(State.ANSWERS, result)
+    if isinstance(result, OSError):
+        return Answer(State.DEAD if result.errno in _ENDED else State.SILENT)
+    return Answer(State.SILENT)
