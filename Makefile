@@ -52,6 +52,7 @@ APT_BENCH := fio:fio mksquashfs:squashfs-tools squashfuse_ll:squashfuse mkfs.ero
 	nginx:nginx-light /usr/src/linux-source-6.1.tar.xz:linux-source-6.1
 # qemu-user runs the wheel of another architecture.
 APT_RELEASE := git:git qemu-aarch64-static:qemu-user-static
+APT_CONTAINERS := podman:podman runc:runc jq:jq
 APT_IMAGE := buildah:buildah debootstrap:debootstrap
 APT_DLIO := mpirun:openmpi-bin mpicc:libopenmpi-dev
 
@@ -62,7 +63,7 @@ PACKAGES ?=
 # Such as --keep, or --dir DIR.
 DEMO_ARGS ?=
 
-.PHONY: help setup build test pytest test-examples test-slurm demo lint lint-quick lint-slow mypy bench bench-dlio docs wheel image release release-check clean format .venv/.extra
+.PHONY: help setup build test pytest test-examples test-slurm test-containers demo lint lint-quick lint-slow mypy bench bench-dlio docs wheel image release release-check clean format .venv/.extra
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | \
@@ -97,6 +98,12 @@ test-slurm: export OPENBLAS_NUM_THREADS := 1
 test-slurm: build .venv/.extra ## jobs on a real Slurm cluster in network namespaces, as root; PACKAGES="torch"
 	$(call apt,$(APT_SLURM))
 	DLFS_REQUIRE="$${DLFS_REQUIRE-fuse,root,slurm}" DLFS_SLURM=1 $(BIN)/pytest -m slurm tests/slurm $(PYTEST_ARGS)
+
+# They run containers of the image: minutes, for which CI has no room.
+test-containers: build .venv/.extra build/image/dlfs.tar ## the image, and containers with mounts, services and limits, by podman as root
+	$(call apt,$(APT_CONTAINERS))
+	DLFS_REQUIRE="$${DLFS_REQUIRE-containers,fuse,root}" DLFS_CONTAINERS=$(CURDIR)/build/image/dlfs.tar \
+	    $(BIN)/pytest -m containers tests/containers $(PYTEST_ARGS)
 
 demo: build .venv/.extra ## real images: import, verify, mount, train
 	$(BIN)/python -m examples.demo $(DEMO_ARGS)

@@ -1,7 +1,8 @@
 """Fixtures for all tests, and what a machine must have for them.
 
-A test marked ``fuse``, ``qemu``, ``root``, ``slurm``, ``spdk`` or ``uring`` is skipped, with the
-reason, where the machine lacks it, ``torch`` and ``frameworks`` where those packages are missing.
+A test marked ``containers``, ``fuse``, ``qemu``, ``root``, ``slurm``, ``spdk`` or ``uring`` is
+skipped, with the reason, where the machine lacks it, ``torch`` and ``frameworks`` where those
+packages are missing.
 CI names what it has in ``DLFS_REQUIRE`` (such as ``fuse,root,uring``); there, lacking it fails the
 test, so that no skip goes unseen. Hypothesis has no limit on the time of an example: a busy machine
 would fail a test for nothing. CI draws the same examples in every run, so that a failure is about
@@ -28,6 +29,7 @@ from hypothesis import HealthCheck, settings
 
 from dlfs._native.device import NativeDevice
 from dlfs.errors import DeviceError
+from tests.containers.podman import lacks_containers
 from tests.nvmet.kernel import lacks_guest
 from tests.nvmet.shared import SUBSYSTEMS
 from tests.nvmet.target import KernelTarget
@@ -82,6 +84,7 @@ def _lacks_frameworks() -> str | None:
 
 
 _LACKS: dict[str, Callable[[], str | None]] = {
+    "containers": lacks_containers,
     "frameworks": _lacks_frameworks,
     "fuse": _lacks_fuse,
     "qemu": lacks_guest,
