@@ -102,8 +102,9 @@ test-slurm: build .venv/.extra ## jobs on a real Slurm cluster in network namesp
 # They run containers of the image: minutes, for which CI has no room.
 test-containers: build .venv/.extra build/image/dlfs.tar ## the image, and containers with mounts, services and limits, by podman as root
 	$(call apt,$(APT_CONTAINERS))
+	@$(PIP_INSTALL) kubernetes-validate
 	DLFS_REQUIRE="$${DLFS_REQUIRE-containers,fuse,root}" DLFS_CONTAINERS=$(CURDIR)/build/image/dlfs.tar \
-	    $(BIN)/pytest -m containers tests/containers $(PYTEST_ARGS)
+	    $(BIN)/pytest tests/containers tests/kubernetes/test_manifests.py $(PYTEST_ARGS)
 
 demo: build .venv/.extra ## real images: import, verify, mount, train
 	$(BIN)/python -m examples.demo $(DEMO_ARGS)

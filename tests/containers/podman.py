@@ -172,3 +172,9 @@ def allow_uring(path: Path) -> Path:
     profile["syscalls"].append({"names": [*URING_CALLS], "action": "SCMP_ACT_ALLOW"})
     path.write_text(json.dumps(profile))
     return path
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes whose parent is a process, as this machine numbers them."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in text.split()]

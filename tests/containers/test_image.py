@@ -1,4 +1,4 @@
-"""What the image has: its size and parts, the README's commands, ``dlfs doctor``, its health check."""
+"""What the image has: its size and parts, the README's commands, the doctor, its health check."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ def test_its_size_labels_and_user(podman: Podman) -> None:
 
 def test_no_compiler_and_nothing_of_the_build(podman: Podman) -> None:
     look = (
-        "command -v cc gcc c++ g++ clang ld as make pip; ls /opt/pip /wheels /run/secrets /etc/pip.conf "
-        "/packages; find / -xdev -name cc1 -o -xdev -name '*.whl'; true"
+        "command -v cc gcc c++ g++ clang ld as make pip; "
+        "ls /opt/pip /wheels /run/secrets /etc/pip.conf /packages; "
+        "find / -xdev -name cc1 -o -xdev -name '*.whl'; true"
     )
     done = podman.run("-c", look, options=["--entrypoint", "sh"])
     assert done.stdout == ""
