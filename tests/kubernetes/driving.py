@@ -79,7 +79,8 @@ class Plant:
         self.holder_folder = self.folder / "holder"
         self.socket = self.folder / "csi.sock"
         self.log = self.folder / "driver.log"
-        self._arguments = ["--server-user", user, *arguments]
+        servers = [] if "--servers" in arguments else ["--servers", "processes"]
+        self._arguments = ["--server-user", user, *servers, *arguments]
         self.holder = self.start_holder()
         self.driver = self.start()
 
@@ -144,7 +145,7 @@ class Plant:
         """Return what publishing leaves, and unpublishing removes."""
         run = self.folder / "run"
         files = [*self.targets.iterdir(), *(self.folder / "state" / "records").iterdir()]
-        files += [*(run / "keys").iterdir(), *(run / "servers").iterdir()]
+        files += [*run.glob("keys/*"), *run.glob("servers/*")]
         mounts = [r.mountpoint for r in parse_mountinfo(MOUNTINFO.read_bytes())]
         inside = os.fsencode(self.folder)
         found = [*map(str, files), *(os.fsdecode(each) for each in mounts if inside in each)]

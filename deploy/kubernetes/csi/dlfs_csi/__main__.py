@@ -14,11 +14,14 @@ from pathlib import Path
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # before gRPC is loaded: nothing forks
 
-from dlfs.errors import DlfsError
+from dlfs.errors import DlfsError, UsageError
 from dlfs_csi import DRIVER_NAME
+from dlfs_csi.cluster import ACCOUNT, Cluster
+from dlfs_csi.failures import CallError
 from dlfs_csi.keys import KeyFolders, Redactor
 from dlfs_csi.launching import Launcher
 from dlfs_csi.node import Node
+from dlfs_csi.pods import PodLauncher, PodOptions, write_identity
 from dlfs_csi.processes import ProcessLauncher
 from dlfs_csi.records import Records
 from dlfs_csi.service import Identity, NodeService, Watch, make_server
@@ -42,19 +45,32 @@ def _parser() -> argparse.ArgumentParser:
         help="keys and servers' files, in memory [%(default)s]")  # fmt: skip
     add("--holder", default="/run/dlfs/holder", metavar="FOLDER",
         help="the folder of 'dlfs hold' [%(default)s]")  # fmt: skip
-    add("--servers", choices=("processes",), default="processes",
+    add("--servers", choices=("pods", "processes"), default="pods",
         help="what serves mounts [%(default)s]")  # fmt: skip
     add("--server-user", default="65534:65534", metavar="UID:GID",
         help="the user that servers run as [%(default)s]")  # fmt: skip
     add("--volumes-max", type=int, default=64, metavar="N",
         help="most volumes on this node [%(default)s]")  # fmt: skip
+    pods = parser.add_argument_group("pods of servers")
+    add = pods.add_argument
+    add("--image", default="", help="their image, whose entry point is dlfs")
+    add("--namespace", default=variables.get("POD_NAMESPACE", ""),
+        help="their namespace [$POD_NAMESPACE, or the driver's]")  # fmt: skip
+    add("--api", default="", metavar="URL", help="the API server [as a pod finds it]")
+    add("--account", default=str(ACCOUNT), metavar="FOLDER", help="the service account")
+    add("--pod-memory", default="1Gi", metavar="QUANTITY", help="memory limit [%(default)s]")
+    add("--pod-memory-request", default="", metavar="QUANTITY", help="memory request")
+    add("--pod-cpu", default="", metavar="QUANTITY", help="processor limit")
+    add("--pod-cpu-request", default="100m", metavar="QUANTITY",
+        help="processor request [%(default)s]")  # fmt: skip
+    add("--priority-class", default="", metavar="NAME", help="their priority class")
     return parser
 
 
 def _node(options: argparse.Namespace) -> Node:
-    uid, gid = map(int, options.server_user.split(":"))
+    uid, gid = _user(options.server_user)
     run = Path(options.run)
-    launcher: Launcher = ProcessLauncher(run / "servers", uid, gid)
+    launcher = _launcher(options, run, uid, gid)
     return Node(
         records=Records(Path(options.state) / "records"),
         keys=KeyFolders(run / "keys", uid, gid),
@@ -63,6 +79,34 @@ def _node(options: argparse.Namespace) -> Node:
         server_uid=uid,
         volumes_max=options.volumes_max,
     )
+
+
+def _user(text: str) -> tuple[int, int]:
+    uid, _, gid = text.partition(":")
+    if not (uid.isdecimal() and gid.isdecimal()):
+        raise UsageError(f"--server-user: expected UID:GID, got {text!r}")
+    return int(uid), int(gid)
+
+
+def _launcher(options: argparse.Namespace, run: Path, uid: int, gid: int) -> Launcher:
+    if options.servers == "processes":
+        return ProcessLauncher(run / "servers", uid, gid)
+    if not options.image:
+        raise UsageError("--servers pods: expected --image, got none")
+    write_identity(run / "identity")
+    pods = PodOptions(
+        node=options.node_id,
+        image=options.image,
+        uid=uid,
+        gid=gid,
+        identity=run / "identity",
+        memory=options.pod_memory,
+        memory_request=options.pod_memory_request,
+        cpu=options.pod_cpu,
+        cpu_request=options.pod_cpu_request,
+        priority_class=options.priority_class,
+    )
+    return PodLauncher(Cluster(options.namespace, options.api, Path(options.account)), pods)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -89,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "Node": NodeService(node, options.node_id, redactor),
         }
         server = make_server(path, services)
-    except (DlfsError, OSError) as error:
+    except (DlfsError, CallError, OSError) as error:
         sys.exit(f"dlfs-csi: {error}")
     server.start()
     _log.info("answering on %s", path)
