@@ -444,8 +444,9 @@ def identify_all(
     if not found:  # raise an error like the first, or like the first of a member that stayed
         reasons = [reason for _, reason in refused]
         staying = [reason for reason in reasons if not isinstance(reason, RemovedMemberError)]
-        first = (staying or reasons)[0]
-        raise same_kind(first, str(first))
+        first, *others = staying or reasons
+        more = f" (and {format_count(len(others), 'more device')}: {others[0]})" if others else ""
+        raise same_kind(first, f"{first}{more}")
     return found, refused
 
 

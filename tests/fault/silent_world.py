@@ -137,6 +137,16 @@ def batches(dataset: dlfs.Dataset, count: int = 1) -> list[list[bytes]]:
         return [next(epoch).to_list() for _ in range(count)]
 
 
+def opened(uris: Sequence[str], found: Callable[[dlfs.Volume], Any]) -> Any:
+    """Open a volume, return what is found in it, and close it.
+
+    One that is left to the garbage collector may be closed by any thread, also by a target's, which
+    then waits for itself.
+    """
+    with dlfs.open(uris) as volume:
+        return found(volume)
+
+
 def first_batch(dataset: dlfs.Dataset) -> list[bytes]:
     return batches(dataset)[0]
 
@@ -150,6 +160,6 @@ CALLS: dict[str, tuple[Callable[[Sequence[str], dlfs.Volume, dlfs.Dataset], Any]
     "column": (lambda _u, _v, ds: int(ds.column("length")[5]), 9000),
     "refresh": (lambda _u, v, _ds: v.refresh(), None),
     "dataset": (lambda _u, v, _ds: len(v["ds"].open()), COUNT),
-    "open": (lambda u, _v, _ds: dlfs.open(u).label, ""),
-    "info": (lambda u, _v, _ds: dlfs.open(u).info().dataset_count, 1),
+    "open": (lambda u, _v, _ds: opened(u, lambda v: v.label), ""),
+    "info": (lambda u, _v, _ds: opened(u, lambda v: v.info().dataset_count), 1),
 }

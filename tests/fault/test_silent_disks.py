@@ -19,7 +19,7 @@ import pytest
 import dlfs
 from dlfs._native import abi
 from dlfs.base import deadlines
-from dlfs.block import is_silent, note_unanswered
+from dlfs.block import is_silent, note_unanswered, open_device
 from tests.fault.silent_world import (
     BOUND_S,
     CALLS,
@@ -27,6 +27,7 @@ from tests.fault.silent_world import (
     LATE,
     OPTIONS,
     ORDERED,
+    WAIT_S,
     World,
     bound_s,
     check,
@@ -36,11 +37,13 @@ from tests.fault.silent_world import (
     hang,
     hang_and_refuse,
     make_world,
+    opened,
     wait_until,
     within,
 )
 from tests.golden import c_reader
-from tests.support.nvme import Event
+from tests.support.nvme import Event, Fault, FaultScript, ScriptedTarget
+from tests.support.nvme.faults import Delay, Omit
 
 ROUNDS = int(os.environ.get("DLFS_HANG_ROUNDS", "3"))
 
@@ -116,7 +119,7 @@ def test_what_is_silent_is_not_waited_for_again(world: World) -> None:
             for index in range(1, 50):
                 check(world, within(limit_s, lambda index=index: dataset[index]), ORDERED[index])
             for _ in range(5):
-                check(world, within(limit_s, lambda: dlfs.open(uris).label), "")
+                check(world, within(limit_s, lambda: opened(uris, lambda v: v.label)), "")
                 check(world, within(limit_s, volume.refresh), None)
 
         assert within(limit_s, many) == (None, None)
@@ -160,6 +163,34 @@ def test_the_last_copy_is_waited_for() -> None:
         assert BOUND_S / 16 < 0.3
         column = partial(dataset.column, "length")
         assert within(bound_s(OPTIONS), lambda: int(column()[5])) == (9000, None)
+
+
+def test_a_copy_that_connects_late_is_asked_again() -> None:
+    """An eighth of the bound is for a connection while another member has the same."""
+    with make_world(2) as world:
+        for call in ("get", "read", "epoch"):
+            world.recover()
+            uris = world.uris(OPTIONS)
+            with dlfs.open(uris) as volume, volume["ds"] as dataset:
+                world.targets[0].play(hang())
+                world.targets[1].play(FaultScript([Fault(Event.CONNECT_IO, Delay(0.6))]))
+                assert BOUND_S / 8 < 0.6
+                function, expected = CALLS[call]
+                read = partial(function, uris, volume, dataset)
+                assert within(bound_s(OPTIONS), read) == (expected, None)
+
+
+def test_collecting_devices_does_not_wait_for_targets() -> None:
+    """Any thread may collect them: the target's own, which cannot answer meanwhile, or a server's.
+
+    Each device asks its target to end the association, and waits half a second for it.
+    """
+    with ScriptedTarget() as target:
+        script = FaultScript([Fault(Event.PROPERTY_SET, Omit(), times=None)])
+        devices = [open_device(target.uri(keepalive_ms=10_000 + n)) for n in range(16)]
+        target.play(script)
+        assert within(1.0, devices.clear) == (None, None)
+        assert script.wait(16, timeout_s=WAIT_S)
 
 
 def test_closing_does_not_wait(world: World, late: dict[str, int]) -> None:

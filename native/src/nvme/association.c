@@ -14,6 +14,9 @@
 #define LOST_RETRY_NS UINT64_C(1000000000)
 /* Time between two looks at a flag that ends a wait. */
 #define STOP_POLL_NS UINT64_C(50000000)
+/* Longest wait for the end of the thread. Any thread may close a device, also the one that happens
+ * to collect garbage; a target that does not answer the shutdown must not hold it. */
+#define END_WAIT_NS UINT64_C(50000000)
 
 static void wake(int descriptor)
 {
@@ -60,6 +63,16 @@ void nvme_association_fail(struct nvme_association *association, int code, bool 
     (void)pthread_mutex_unlock(&association->lock);
 }
 
+/* Waits for a change until until_ns; returns false if that has passed. With the lock held. */
+static bool wait_changed(struct nvme_association *association, uint64_t until_ns)
+{
+    if (monotonic_ns() >= until_ns) {
+        return false;
+    }
+    condition_wait_until(&association->changed, &association->lock, until_ns);
+    return true;
+}
+
 /* ---- life ------------------------------------------------------------------------------------ */
 
 static void free_memory(struct nvme_association *association)
@@ -76,6 +89,7 @@ static void free_memory(struct nvme_association *association)
     }
     free(association);
 }
+
 int nvme_association_create(const struct nvme_config *config, struct nvme_association **out)
 {
     struct nvme_association *association = calloc(1, sizeof *association);
@@ -99,6 +113,34 @@ int nvme_association_create(const struct nvme_config *config, struct nvme_associ
     return 0;
 }
 
+/* Frees an association that no thread uses any more. */
+static void free_ended(struct nvme_association *association)
+{
+    (void)pthread_cond_destroy(&association->changed);
+    (void)pthread_mutex_destroy(&association->lock);
+    (void)pthread_mutex_destroy(&association->passthrough_lock);
+    nvme_durability_destroy(&association->durability);
+    free_memory(association);
+}
+
+/* Ends the thread. Returns false if it takes longer than END_WAIT_NS: then the thread frees the
+ * association. */
+static bool end_thread(struct nvme_association *association)
+{
+    pthread_t thread = association->thread;
+    uint64_t until_ns = monotonic_ns() + END_WAIT_NS;
+    (void)pthread_mutex_lock(&association->lock);
+    atomic_store(&association->stop, true);
+    wake(association->wake);
+    while (!association->thread_ended && wait_changed(association, until_ns)) {
+    }
+    bool ended = association->thread_ended;
+    association->abandoned = !ended;
+    (void)pthread_mutex_unlock(&association->lock);
+    (void)(ended ? pthread_join(thread, NULL) : pthread_detach(thread));
+    return ended;
+}
+
 void nvme_association_destroy(struct nvme_association *association)
 {
     if (association == NULL) {
@@ -110,16 +152,21 @@ void nvme_association_destroy(struct nvme_association *association)
         free_memory(association);
         return;
     }
-    if (association->thread_started) {
-        atomic_store(&association->stop, true);
-        wake(association->wake);
-        (void)pthread_join(association->thread, NULL);
+    if (!association->thread_started || end_thread(association)) {
+        free_ended(association);
     }
-    (void)pthread_cond_destroy(&association->changed);
-    (void)pthread_mutex_destroy(&association->lock);
-    (void)pthread_mutex_destroy(&association->passthrough_lock);
-    nvme_durability_destroy(&association->durability);
-    free_memory(association);
+}
+
+void nvme_association_thread_ended(struct nvme_association *association)
+{
+    (void)pthread_mutex_lock(&association->lock);
+    association->thread_ended = true;
+    bool abandoned = association->abandoned;
+    (void)pthread_cond_broadcast(&association->changed);
+    (void)pthread_mutex_unlock(&association->lock);
+    if (abandoned) {
+        free_ended(association);
+    }
 }
 
 int nvme_association_wait(struct nvme_association *association)
@@ -134,16 +181,6 @@ int nvme_association_wait(struct nvme_association *association)
 }
 
 /* ---- waiting --------------------------------------------------------------------------------- */
-
-/* Waits for a change until until_ns; returns false if that has passed. With the lock held. */
-static bool wait_changed(struct nvme_association *association, uint64_t until_ns)
-{
-    if (monotonic_ns() >= until_ns) {
-        return false;
-    }
-    condition_wait_until(&association->changed, &association->lock, until_ns);
-    return true;
-}
 
 /* Returns when a call that starts now must end: after an operation's time limit and the time to
  * open a connection. */

@@ -92,6 +92,8 @@ struct nvme_association {
     bool check_ana;      /* a command ended with an ANA status: the thread shall read the state */
     int lost_code;       /* in NVME_LOST: why */
     uint64_t lost_ns;    /* in NVME_LOST: since when */
+    bool thread_ended;   /* the thread uses nothing any more but the lock, which it releases */
+    bool abandoned;      /* the thread frees the association when it ends */
     struct nvme_link *links;
     struct nvme_admin_request *requests;
     uint64_t namespace_bytes; /* present size of the namespace; the device's size does not change */
@@ -131,8 +133,9 @@ int nvme_association_create(const struct nvme_config *config, struct nvme_associ
  */
 int nvme_association_wait(struct nvme_association *association);
 /*
- * Ends the thread and frees the association. All links must have been released. In a forked child,
- * frees the child's copy only.
+ * Ends the thread and frees the association. All links must have been released. Does not wait for a
+ * target that is slow to answer the shutdown: then the thread frees the association, which ends
+ * within half a second. In a forked child, frees the child's copy only.
  */
 void nvme_association_destroy(struct nvme_association *association);
 
@@ -185,6 +188,8 @@ void nvme_fail_incarnation(struct nvme_association *association, int code, const
 
 /* ---- used by the thread, without the lock ---- */
 
+/* Notes the end of the thread, which does not use the association any more. */
+void nvme_association_thread_ended(struct nvme_association *association);
 /* Marks the present incarnation as failed, unless it is. namespace_gone: see the association. */
 void nvme_association_fail(struct nvme_association *association, int code, bool namespace_gone,
                            const char *reason);

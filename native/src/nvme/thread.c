@@ -407,6 +407,7 @@ static void *thread_main(void *argument)
         deadline.stop = &never;
         nvme_controller_shut_down(&association->admin, &deadline);
     }
+    nvme_association_thread_ended(association);
     return NULL;
 }
 

@@ -317,6 +317,7 @@ void reader_drain_fetches(dlfs_reader *reader)
 void reader_wait(struct fetch *fetch)
 {
     fetch_step(fetch, fetch_is_stopped(fetch) ? 0 : -1);
+    prober_begin(fetch->reader); /* the read may need the answer of a member that it found hung */
     if (fetch_queue_waiter(fetch) != NULL) { /* a read that was given up may have the queue pair */
         reader_drain_fetches(fetch->reader);
     }
