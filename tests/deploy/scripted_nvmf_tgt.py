@@ -26,7 +26,7 @@ class Target:
         self._subsystems: dict[str, dict[str, Any]] = {
             DISCOVERY_NQN: {"hosts": [], "namespaces": [], "listen_addresses": []}
         }
-        self._targets: dict[str, ScriptedTarget] = {}
+        self._targets: dict[tuple[str, int], ScriptedTarget] = {}
 
     def bdev_get_bdevs(self) -> list[dict[str, Any]]:
         return [
@@ -66,12 +66,34 @@ class Target:
         path = space["bdev_name"]
         made = Namespace(self._sizes[path], path=Path(path), identity=UUID(space["uuid"]))
         hosts = [host["nqn"] for host in found["hosts"]]
-        target = ScriptedTarget([Subsystem(nqn, [made], hosts=hosts)])
-        target.addresses = [listen_address["traddr"]]
-        target._asked_port = int(listen_address["trsvcid"])
-        target.start()
-        self._targets[nqn] = target
+        place = (listen_address["traddr"], int(listen_address["trsvcid"]))
+        target = self._targets.get(place) or ScriptedTarget([])
+        self._targets[place] = target
+        target.addresses, target._asked_port = [place[0]], place[1]
+        self._change(target, [*target.subsystems, Subsystem(nqn, [made], hosts=hosts)])
         return True
+
+    def _change(self, target: ScriptedTarget, subsystems: list[Subsystem]) -> None:
+        """Have a target other subsystems; hosts of the others connect again."""
+        target.stop()
+        target.subsystems = subsystems
+        if subsystems:
+            target.start()
+
+    def nvmf_delete_subsystem(self, nqn: str) -> bool:
+        del self._subsystems[nqn]
+        for target in self._targets.values():
+            left = [each for each in target.subsystems if each.nqn != nqn]
+            if len(left) < len(target.subsystems):
+                self._change(target, left)
+        return True
+
+    def bdev_aio_delete(self, name: str) -> bool:
+        del self._sizes[name]
+        return True
+
+    def keyring_get_keys(self) -> list[dict[str, Any]]:
+        return []
 
 
 class Handler(socketserver.BaseRequestHandler):

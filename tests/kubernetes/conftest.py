@@ -9,7 +9,8 @@ import pytest
 
 import dlfs
 from dlfs.base.units import MIB
-from tests.kubernetes.driving import Plant, server_user
+from tests.kubernetes.driving import PUBLISHES, Plant, server_user
+from tests.nvmet.test_composing import node  # noqa: F401 - the fixture: a storage node
 from tests.support.volumes import new_volume, write_dataset
 
 SAMPLES = {"cat/0.txt": b"first", "dog/1.txt": b"second"}
@@ -22,8 +23,8 @@ def user() -> str:
 
 @pytest.fixture(scope="package")
 def plant(user: str) -> Iterator[Plant]:
-    """A driver that many tests use, with room for four volumes."""
-    plant = Plant(user, "--volumes-max", "4")
+    """A driver that many tests use."""
+    plant = Plant(user, "--volumes-max", str(PUBLISHES))
     yield plant
     plant.close()
 

@@ -21,6 +21,8 @@ from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 CALL_SECONDS = 60.0
+PUBLISHES = int(os.environ.get("DLFS_CSI_PUBLISHES", "4"))
+"""Volumes that are published at once, and room of the node."""
 
 
 class Refused(Exception):

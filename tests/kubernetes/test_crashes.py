@@ -88,7 +88,7 @@ def test_readers_go_on_when_servers_holder_and_driver_die(node: Plant, volume: P
 
 def test_a_dead_mount_is_reported_and_mounted_anew(node: Plant, volume: Path) -> None:
     target = node.targets / "target"
-    node.publish(target, str(volume))
+    node.publish(target, str(volume), attributes={"dataset": "animals"})
     node.driver.send_signal(signal.SIGSTOP)
     node.holder.kill()
     node.holder.wait()
@@ -102,7 +102,7 @@ def test_a_dead_mount_is_reported_and_mounted_anew(node: Plant, volume: Path) ->
     node.start_holder()
 
     def read() -> str:
-        return (target / "animals/cat/0.txt").read_text()
+        return (target / "cat/0.txt").read_text()
 
     assert retried(read, OSError) == "first"
     node.unpublish(target)

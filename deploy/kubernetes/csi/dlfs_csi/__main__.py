@@ -17,14 +17,16 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # before gRPC is loaded:
 from dlfs.errors import DlfsError, UsageError
 from dlfs_csi import DRIVER_NAME
 from dlfs_csi.cluster import ACCOUNT, Cluster
+from dlfs_csi.controller import Controller
 from dlfs_csi.failures import CallError
 from dlfs_csi.keys import KeyFolders, Redactor
 from dlfs_csi.launching import Launcher
 from dlfs_csi.node import Node
 from dlfs_csi.pods import PodLauncher, PodOptions, write_identity
+from dlfs_csi.pools import read_pools
 from dlfs_csi.processes import ProcessLauncher
 from dlfs_csi.records import Records
-from dlfs_csi.service import Identity, NodeService, Watch, make_server
+from dlfs_csi.service import ControllerService, Identity, NodeService, Watch, make_server
 
 _STOP_SECONDS = 5
 
@@ -51,6 +53,10 @@ def _parser() -> argparse.ArgumentParser:
         help="the user that servers run as [%(default)s]")  # fmt: skip
     add("--volumes-max", type=int, default=64, metavar="N",
         help="most volumes on this node [%(default)s]")  # fmt: skip
+    add("--services", choices=("node", "controller", "both"), default="node",
+        help="what to answer besides the identity service [%(default)s]")  # fmt: skip
+    add("--pools", default="/etc/dlfs/pools.json", metavar="FILE",
+        help="the pools of the controller [%(default)s]")  # fmt: skip
     pods = parser.add_argument_group("pods of servers")
     add = pods.add_argument
     add("--image", default="", help="their image, whose entry point is dlfs")
@@ -125,13 +131,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     try:
-        node = _node(options)
-        watch = Watch(node)
-        watch.start()
-        services: dict[str, object] = {
-            "Identity": Identity(node, None),
-            "Node": NodeService(node, options.node_id, redactor),
-        }
+        node = _node(options) if options.services != "controller" else None
+        controller = None
+        if options.services != "node":
+            controller = Controller(read_pools(Path(options.pools)))
+        services: dict[str, object] = {"Identity": Identity(node, controller)}
+        if controller is not None:
+            services["Controller"] = ControllerService(controller)
+        watch = None
+        if node is not None:
+            services["Node"] = NodeService(node, options.node_id, redactor)
+            watch = Watch(node)
+            watch.start()
         server = make_server(path, services)
     except (DlfsError, CallError, OSError) as error:
         sys.exit(f"dlfs-csi: {error}")
@@ -139,7 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _log.info("answering on %s", path)
     ended.wait()
     server.stop(_STOP_SECONDS).wait()
-    watch.stop()
+    if watch is not None:
+        watch.stop()
 
 
 if __name__ == "__main__":

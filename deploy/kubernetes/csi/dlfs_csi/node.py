@@ -20,6 +20,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,7 +61,11 @@ DEAD_SECONDS = 1.0
 """Longest wait for the answer of a mount whose server may be gone, in seconds."""
 RESTART_SECONDS_MAX = 30.0
 """Longest pause between two servers of a mount, in seconds; each is twice the one before."""
+LOOKS_MAX = 8
+"""Most volumes that are looked after at a time."""
 TARGET_BYTES_MAX = 4000
+NOTE_CHARACTERS = 500
+"""Longest part of a target path in the holder's note, where one character may take 6 bytes."""
 
 _PAUSE_S = 0.02
 
@@ -201,6 +206,7 @@ class Node:
             if found.has_keys != record.has_keys:
                 self._records.put(replace(found, has_keys=record.has_keys))
             if self._revive(found, deadline_s):
+                self._bind_again(found)
                 return True
         if found is not None or mounted:
             self._undo(record.target)
@@ -236,16 +242,7 @@ class Node:
     def _mount(self, record: Record, spec: MountSpec, deadline_s: float) -> None:
         """Mount a volume, and wait until its server answers."""
         target, name = record.target, record.name
-        kernel, device = mount_target(target)
-        try:
-            note = json.dumps({"by": DRIVER_NAME, "target": target[:2000]})
-            folder = deposit(
-                self._holder, name, kernel, device=device, uid=self._server_uid, note=note
-            )
-        except DlfsError as error:
-            raise _holder_failure(error) from error
-        finally:
-            os.close(kernel)
+        folder = self._deposit(record)
         self._start(record, spec, folder)
         self._await(name, target, lambda: os.statvfs(target), deadline_s)
         if spec.dataset:
@@ -256,6 +253,20 @@ class Node:
                 raise CallError(
                     Code.NOT_FOUND, f"attribute 'dataset': the volume has no {spec.dataset!r}"
                 ) from error
+
+    def _deposit(self, record: Record) -> str:
+        """Mount a file system, and give it to the holder. Returns the mount's folder there."""
+        target, name = record.target, record.name
+        kernel, device = mount_target(target)
+        try:
+            note = json.dumps({"by": DRIVER_NAME, "target": target[:NOTE_CHARACTERS]})
+            return deposit(
+                self._holder, name, kernel, device=device, uid=self._server_uid, note=note
+            )
+        except DlfsError as error:
+            raise _holder_failure(error) from error
+        finally:
+            os.close(kernel)
 
     def _start(self, record: Record, spec: MountSpec, folder: str) -> None:
         keys = self._keys.path(record.name) if record.has_keys else None
@@ -394,9 +405,13 @@ class Node:
             CallError: the holder, or the cluster, does not answer; call again.
         """
         held = self._held()
-        for record in self._records.all():
+
+        def look(record: Record) -> None:
             with contextlib.suppress(CallError), self._taken.take(record.name):
                 self._look_after(record.target, held.get(record.name))
+
+        with ThreadPoolExecutor(LOOKS_MAX, thread_name_prefix="look") as pool:
+            list(pool.map(look, self._records.all()))
         self._remove_strays()
 
     def _look_after(self, target: str, held: Held | None) -> None:
@@ -411,6 +426,8 @@ class Node:
             self._undo(target)
         elif held is not None and held.present:
             self._supply_server(record, held)
+            if held.answers:
+                self._bind_again(record)
         elif self._questions.state(target, DEAD_SECONDS).state is State.DEAD:
             self._mount_anew(record)
 
@@ -435,18 +452,31 @@ class Node:
         self._start(record, parse_attributes(record.attributes), folder)
 
     def _mount_anew(self, record: Record) -> None:
-        """Replace a dead mount: programs that look up the target afterwards find the new one."""
+        """Replace a dead mount: programs that look up the target afterwards find the new one.
+
+        Its server is started; if that ends, later looks start others, and programs wait.
+        """
         _log.error("%s: the mount is dead: mounting anew", record.target)
         detach_all(record.target)
         with contextlib.suppress(DlfsError):
             drop(self._holder, record.name)
         self._launcher.stop(record.name)
         try:
-            spec = parse_attributes(record.attributes)
-            self._mount(record, spec, time.monotonic() + PUBLISH_SECONDS)
+            folder = self._deposit(record)
+            self._start(record, parse_attributes(record.attributes), folder)
         except (CallError, DlfsError, OSError) as error:
             _log.error("%s: %s", record.target, error)
-            detach_all(record.target)
+
+    def _bind_again(self, record: Record) -> None:
+        """Show a dataset at the target of a mount that was made anew, now that it answers."""
+        spec = parse_attributes(record.attributes)
+        if spec.dataset and len(layers(record.target)) == 1:
+            deadline_s = time.monotonic() + STATISTICS_SECONDS
+            bind = functools.partial(bind_dataset, record.target, spec.dataset)
+            try:
+                self._await(record.name, record.target, bind, deadline_s)
+            except OSError as error:
+                _log.error("%s: dataset %r: %s", record.target, spec.dataset, error.strerror)
 
     def _remove_strays(self) -> None:
         """Remove what belongs to no record: a call was killed, or a record was lost."""

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 
 from dlfs_csi import DRIVER_NAME, VERSION
+from dlfs_csi.controller import Controller, Found
 from dlfs_csi.failures import CallError, Code
 from dlfs_csi.keys import Redactor
 from dlfs_csi.mounts import State
@@ -25,6 +26,7 @@ from dlfs_csi.node import Node
 from dlfs_csi.wire import (
     PACKAGE,
     SERVICES,
+    ControllerRpc,
     ExpansionType,
     NodeRpc,
     PluginServiceType,
@@ -59,7 +61,7 @@ class Identity:
         controller: its controller service; None if it has none.
     """
 
-    def __init__(self, node: Node | None, controller: Any) -> None:
+    def __init__(self, node: Node | None, controller: Controller | None) -> None:
         self._node = node
         self._controller = controller
 
@@ -138,6 +140,58 @@ class NodeService:
         return messages.NodeGetInfoResponse(
             node_id=self._node_id, max_volumes_per_node=self._node.volumes_max
         )
+
+
+class ControllerService:
+    """The controller service: translates messages.
+
+    Args:
+        controller: what does it.
+    """
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def create_volume(self, request: Any, _call: Call) -> Any:
+        return messages.CreateVolumeResponse(volume=_volume(self._controller.create(request)))
+
+    def delete_volume(self, request: Any, _call: Call) -> Any:
+        self._controller.delete(request.volume_id)
+        return messages.DeleteVolumeResponse()
+
+    def validate_volume_capabilities(self, request: Any, _call: Call) -> Any:
+        problem = self._controller.validate(request)
+        response = messages.ValidateVolumeCapabilitiesResponse(message=problem)
+        if not problem:
+            response.confirmed.volume_capabilities.extend(request.volume_capabilities)
+            response.confirmed.volume_context.update(request.volume_context)
+            response.confirmed.parameters.update(request.parameters)
+        return response
+
+    def list_volumes(self, request: Any, _call: Call) -> Any:
+        found, token = self._controller.list(request.max_entries, request.starting_token)
+        response = messages.ListVolumesResponse(next_token=token)
+        for each in found:
+            response.entries.add().volume.CopyFrom(_volume(each))
+        return response
+
+    def controller_get_capabilities(self, _request: Any, _call: Call) -> Any:
+        response = messages.ControllerGetCapabilitiesResponse()
+        for kind in ControllerRpc:
+            response.capabilities.add().rpc.type = kind
+        return response
+
+    def controller_expand_volume(self, request: Any, _call: Call) -> Any:
+        size_bytes = self._controller.expand(request)
+        return messages.ControllerExpandVolumeResponse(capacity_bytes=size_bytes)
+
+
+def _volume(found: Found) -> Any:
+    return messages.Volume(
+        volume_id=found.volume_id,
+        capacity_bytes=found.capacity_bytes,
+        volume_context=found.attributes,
+    )
 
 
 class Watch:

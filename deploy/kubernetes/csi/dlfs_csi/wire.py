@@ -29,7 +29,6 @@ PACKAGE = "csi.v1"
 
 TABLE = {
     "BoolValue": "value bool 1",  # as google.protobuf.BoolValue
-    "Int64Value": "value int64 1",  # as google.protobuf.Int64Value
     "Topology": "segments map 1",
     "TopologyRequirement": "requisite [Topology] 1, preferred [Topology] 2",
     "CapacityRange": "required_bytes int64 1, limit_bytes int64 2",
@@ -94,13 +93,6 @@ TABLE = {
     "ListVolumesRequest": "max_entries int32 1, starting_token string 2",
     "ListedVolume": "volume Volume 1",
     "ListVolumesResponse": "entries [ListedVolume] 1, next_token string 2",
-    "GetCapacityRequest": (
-        "volume_capabilities [VolumeCapability] 1, parameters map 2, accessible_topology Topology 3"
-    ),
-    "GetCapacityResponse": (
-        "available_capacity int64 1, maximum_volume_size Int64Value 2,"
-        " minimum_volume_size Int64Value 3"
-    ),
     "ControllerGetCapabilitiesRequest": "",
     "ControllerGetCapabilitiesResponse": "capabilities [ServiceCapability] 1",
     "ControllerExpandVolumeRequest": (
@@ -118,7 +110,7 @@ SERVICES = {
         "NodeGetInfo",
     ),
     "Controller": (
-        "CreateVolume", "DeleteVolume", "ValidateVolumeCapabilities", "ListVolumes", "GetCapacity",
+        "CreateVolume", "DeleteVolume", "ValidateVolumeCapabilities", "ListVolumes",
         "ControllerGetCapabilities", "ControllerExpandVolume",
     ),
 }  # fmt: skip
@@ -162,7 +154,6 @@ class ControllerRpc(IntEnum):
 
     CREATE_DELETE_VOLUME = 1
     LIST_VOLUMES = 3
-    GET_CAPACITY = 4
     EXPAND_VOLUME = 9
 
 
