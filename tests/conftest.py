@@ -1,8 +1,8 @@
 """Fixtures for all tests, and what a machine must have for them.
 
-A test marked ``containers``, ``fuse``, ``qemu``, ``root``, ``slurm``, ``spdk`` or ``uring`` is
-skipped, with the reason, where the machine lacks it, ``torch`` and ``frameworks`` where those
-packages are missing.
+A test marked ``containers``, ``fuse``, ``jupyterhub``, ``qemu``, ``root``, ``slurm``, ``spdk`` or
+``uring`` is skipped, with the reason, where the machine lacks it, ``torch`` and ``frameworks`` where
+those packages are missing.
 CI names what it has in ``DLFS_REQUIRE`` (such as ``fuse,root,uring``); there, lacking it fails the
 test, so that no skip goes unseen. Hypothesis has no limit on the time of an example: a busy machine
 would fail a test for nothing. CI draws the same examples in every run, so that a failure is about
@@ -30,6 +30,7 @@ from hypothesis import HealthCheck, settings
 from dlfs._native.device import NativeDevice
 from dlfs.errors import DeviceError
 from tests.containers.podman import lacks_containers
+from tests.jupyterhub.hub import lacks_hub
 from tests.nvmet.kernel import lacks_guest
 from tests.nvmet.shared import SUBSYSTEMS
 from tests.nvmet.target import KernelTarget
@@ -70,6 +71,11 @@ def _lacks_slurm() -> str | None:
     return lacks_slurm() if os.environ.get("DLFS_SLURM") else "takes minutes: make test-slurm"
 
 
+def _lacks_hub() -> str | None:
+    wanted = os.environ.get("DLFS_JUPYTERHUB")
+    return lacks_hub() if wanted else "takes minutes: make test-jupyterhub"
+
+
 def _lacks_torch() -> str | None:
     if importlib.util.find_spec("torch") is None:
         return "no torch (make test PACKAGES=torch)"
@@ -87,6 +93,7 @@ _LACKS: dict[str, Callable[[], str | None]] = {
     "containers": lacks_containers,
     "frameworks": _lacks_frameworks,
     "fuse": _lacks_fuse,
+    "jupyterhub": _lacks_hub,
     "qemu": lacks_guest,
     "root": _lacks_root,
     "slurm": _lacks_slurm,
