@@ -52,6 +52,7 @@ APT_BENCH := fio:fio mksquashfs:squashfs-tools squashfuse_ll:squashfuse mkfs.ero
 	nginx:nginx-light /usr/src/linux-source-6.1.tar.xz:linux-source-6.1
 # qemu-user runs the wheel of another architecture.
 APT_RELEASE := git:git qemu-aarch64-static:qemu-user-static
+APT_JUPYTERHUB := $(APT_SLURM) npm:npm chromium:chromium useradd:passwd curl:curl fusermount3:fuse3
 APT_CONTAINERS := podman:podman runc:runc jq:jq
 APT_IMAGE := buildah:buildah debootstrap:debootstrap
 APT_DLIO := mpirun:openmpi-bin mpicc:libopenmpi-dev
@@ -60,10 +61,12 @@ APT_DLIO := mpirun:openmpi-bin mpicc:libopenmpi-dev
 WORKERS ?= $(shell expr $$(nproc) + 2)
 # Python packages to install in addition, such as torch. Without torch its tests are skipped.
 PACKAGES ?=
+# For the hub of make test-jupyterhub: a Python that every user may run.
+HUB_PYTHON ?= /usr/bin/python3
 # Such as --keep, or --dir DIR.
 DEMO_ARGS ?=
 
-.PHONY: help setup build test pytest test-examples test-slurm test-containers demo lint lint-quick lint-slow mypy bench bench-dlio docs wheel image release release-check clean format .venv/.extra
+.PHONY: help setup build test pytest test-examples test-slurm test-containers test-jupyterhub demo lint lint-quick lint-slow mypy bench bench-dlio docs wheel image release release-check clean format .venv/.extra
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | \
@@ -105,6 +108,12 @@ test-containers: build .venv/.extra build/image/dlfs.tar ## the image, and conta
 	@$(PIP_INSTALL) kubernetes-validate
 	DLFS_REQUIRE="$${DLFS_REQUIRE-containers,fuse,root}" DLFS_CONTAINERS=$(CURDIR)/build/image/dlfs.tar \
 	    $(BIN)/pytest tests/containers tests/kubernetes/test_manifests.py $(PYTEST_ARGS)
+
+# They start hubs, servers, browsers and a Slurm cluster: minutes, for which CI has no room. All users of the machine must be
+# able to run HUB_PYTHON, as users' servers do.
+test-jupyterhub: build build/jupyterhub/.stamp ## JupyterHub with local servers, jobs of Slurm and a browser, as root
+	DLFS_REQUIRE="$${DLFS_REQUIRE-jupyterhub,root}" DLFS_JUPYTERHUB=1 \
+	    build/jupyterhub/venv/bin/python -m pytest -p no:cacheprovider tests/jupyterhub $(PYTEST_ARGS)
 
 demo: build .venv/.extra ## real images: import, verify, mount, train
 	$(BIN)/python -m examples.demo $(DEMO_ARGS)
@@ -237,6 +246,15 @@ build/image/base.tar: deploy/image/base.sh | .venv/.stamp
 build/image/dlfs.tar: build/image/base.tar $(wildcard deploy/image/*) $(LIBRARY) $(FUSE_LIBRARY) $(shell find dlfs -name '*.py')
 	@$(MAKE) wheel >build/image/wheel.log || { cat build/image/wheel.log; exit 1; }
 	deploy/image/build.sh "$$(ls -t dist/*.whl | head -1)" $< $(@D) dlfs
+
+# A hub, its proxy and its spawners, in folders of their own.
+build/jupyterhub/.stamp: pyproject.toml | .venv/.packages
+	$(call apt,$(APT_JUPYTERHUB))
+	@echo "Installing JupyterHub into build/jupyterhub"
+	@[ -x build/jupyterhub/venv/bin/python ] || $(HUB_PYTHON) -m venv build/jupyterhub/venv
+	@build/jupyterhub/venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[jupyterhub]'
+	@npm install --silent --no-fund --no-audit --prefix build/jupyterhub configurable-http-proxy@5
+	@touch $@
 
 # The kernel that the tests run in QEMU. Without it they are skipped, and CI fails.
 build/nvmet/order: tests/nvmet/kernel.py | .venv/.stamp

@@ -1,8 +1,8 @@
 """Fixtures for all tests, and what a machine must have for them.
 
 A test marked ``containers``, ``fuse``, ``jupyterhub``, ``qemu``, ``root``, ``slurm``, ``spdk`` or
-``uring`` is skipped, with the reason, where the machine lacks it, ``torch`` and ``frameworks`` where
-those packages are missing.
+``uring`` is skipped, with the reason, where the machine lacks it, ``torch`` and ``frameworks``
+where those packages are missing.
 CI names what it has in ``DLFS_REQUIRE`` (such as ``fuse,root,uring``); there, lacking it fails the
 test, so that no skip goes unseen. Hypothesis has no limit on the time of an example: a busy machine
 would fail a test for nothing. CI draws the same examples in every run, so that a failure is about

@@ -46,7 +46,7 @@ def messages_of(spawner: Any) -> Messages:
     found = getattr(spawner, "volume_messages", None)
     if found is None:
         found = spawner.volume_messages = Messages()
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 class VolumeProgress:
