@@ -163,7 +163,7 @@ wheel: setup ## a wheel in dist/, tried in a virtual environment of its own
 	@cp build/wheel/*.whl dist/ && ls dist/*.whl
 
 # By debootstrap, buildah and the network, as root: a minute or two.
-image: build/image/dlfs.tar ## the container image for podman load, and the list of its parts, in build/image
+image: build/image/dlfs.tar ## the container images for podman load, and the lists of their parts, in build/image
 
 release: build/release/.stamp ## the source distribution and the wheels of a release, in dist/release
 	build/release/venv/bin/python -m deploy.release.build
@@ -243,9 +243,9 @@ build/image/base.tar: deploy/image/base.sh | .venv/.stamp
 	@mkdir -p $(@D)
 	deploy/image/base.sh $@.new && mv $@.new $@
 
-build/image/dlfs.tar: build/image/base.tar $(wildcard deploy/image/*) $(LIBRARY) $(FUSE_LIBRARY) $(shell find dlfs -name '*.py')
+build/image/dlfs.tar: build/image/base.tar $(wildcard deploy/image/* deploy/kubernetes/csi/* deploy/kubernetes/csi/dlfs_csi/*) $(LIBRARY) $(FUSE_LIBRARY) $(shell find dlfs -name '*.py')
 	@$(MAKE) wheel >build/image/wheel.log || { cat build/image/wheel.log; exit 1; }
-	deploy/image/build.sh "$$(ls -t dist/*.whl | head -1)" $< $(@D) dlfs
+	deploy/image/build.sh "$$(ls -t dist/*.whl | head -1)" $< $(@D) dlfs-csi dlfs
 
 # A hub, its proxy and its spawners, in folders of their own.
 build/jupyterhub/.stamp: pyproject.toml | .venv/.packages

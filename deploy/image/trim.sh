@@ -7,7 +7,7 @@ shift
 packages=$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 # Tests of the packages themselves.
 find "$packages" -type d \( -name tests -o -name _tests \) -prune -exec rm -rf {} +
-find "$packages/numpy" -name '*_tests.*.so' -delete
+find "$packages/numpy" \( -name '*_tests.*.so' -o -name '_simd.*.so' \) -delete
 # What only a compiler or a type checker needs.
 rm -rf "$packages/numpy/f2py" "$packages/numpy/distutils" "$environment/include"
 find "$packages" -type f \( -name '*.a' -o -name '*.h' -o -name '*.c' -o -name '*.pxd' -o -name '*.pyx' -o -name '*.pyi' \) -delete
@@ -20,7 +20,7 @@ find "$packages/pygments/lexers" -name '*.py' ! -name '__init__.py' ! -name '_ma
 # The backend of zstandard for PyPy.
 rm -f "$packages"/zstandard/_cffi.*.so
 # Symbols for debuggers: half of the size of zstandard and aiohttp. numpy's libraries do not load any more once they are stripped.
-find "$packages" -name '*.so' ! -path '*/numpy/*' ! -path '*/numpy.libs/*' -exec strip --strip-debug {} +
+find "$packages" -name '*.so' ! -path '*/numpy/*' ! -path '*/numpy.libs/*' -exec strip --strip-unneeded {} +
 export PYTHONPYCACHEPREFIX="$environment/cache"
 "$environment/bin/python" -m compileall -q "$packages/dlfs"
 for module in "$@"; do "$environment/bin/python" -c "import $module"; done
