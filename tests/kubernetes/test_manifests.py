@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from dlfs_csi.context import MountSpec
+from dlfs_csi.launching import Launch
+from dlfs_csi.pods import LABELS, PodOptions, make_pod
 from tests.kubernetes.kustomize import containers, load, pod_specs, render
 from tests.kubernetes.pod_security import violations
 from tests.support.documents import ROOT
@@ -95,7 +98,22 @@ def test_what_an_overlay_names_is_in_it(name: str) -> None:
         if each["kind"] in ("NetworkPolicy", "PodMonitor"):
             selector = each["spec"].get("podSelector") or each["spec"]["selector"]
             wanted = selector["matchLabels"].items()
-            assert any(wanted <= those.items() for those in labels), each["metadata"]
+            assert any(wanted <= those.items() for those in [*labels, LABELS]), each["metadata"]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_mount_pods_have_the_image_of_the_holder(name: str) -> None:
+    images = {found["name"]: found for each in objects_of(name) for found in containers(each)}
+    assert f"--image={images['holder']['image']}" in images["driver"]["args"]
+
+
+def test_a_mount_pod_is_restricted_but_for_its_folders() -> None:
+    """It has no kind of volume in addition to those, so it needs a namespace of its driver's."""
+    options = PodOptions(node="a", image="dlfs", uid=1, gid=1, identity=Path("/run/dlfs/identity"))
+    spec = MountSpec(volumes=("nvme-tcp://a/b",))
+    pod = make_pod(Launch(name="m", folder="/f", keys=Path("/k"), spec=spec), options)
+    names = ("holder", "identity", "keys")
+    assert violations(pod["spec"]) == [f"volume {name}: hostPath" for name in names]
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
