@@ -25,7 +25,7 @@ container=$("${buildah[@]}" from scratch)
 "${buildah[@]}" commit --quiet --rm "$container" localhost/dlfs-base >/dev/null
 
 for target in "$@"; do
-    "${buildah[@]}" build --quiet --isolation chroot --network host --format docker --file deploy/image/Containerfile --target "$target" \
+    "${buildah[@]}" build --quiet --layers --isolation chroot --network host --format docker --file deploy/image/Containerfile --target "$target" \
         --build-arg BASE=localhost/dlfs-base --build-arg "WHEEL=$wheel" --build-arg "VERSION=$version" \
         --build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)" \
         --secret "id=pip.conf,src=$scratch/pip.conf" --secret "id=ca,src=$certificates" \

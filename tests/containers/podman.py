@@ -56,9 +56,15 @@ class Podman:
         engine = ("--runtime", "runc", "--cgroup-manager", "cgroupfs", "--storage-driver", "vfs")
         self._command = ["podman", *map(str, store), *engine, "--events-backend", "none"]
         self._containers: list[Container] = []
-        loaded = self("load", "--quiet", "--input", os.environ[ARCHIVE_VARIABLE])
-        self.image = loaded.stdout.rpartition(" ")[2].strip()
+        archive = Path(os.environ[ARCHIVE_VARIABLE])
+        self.image = self._load(archive)
         """Name of the image, with its version."""
+        self.driver_image = self._load(archive.with_name("dlfs-csi.tar"))
+        """Name of the image with the CSI driver."""
+
+    def _load(self, archive: Path) -> str:
+        loaded = self("load", "--quiet", "--input", archive)
+        return loaded.stdout.rpartition(" ")[2].strip()
 
     def __call__(
         self, *words: object, check: bool = True, **options: Any
@@ -70,15 +76,25 @@ class Podman:
             raise AssertionError(f"podman {' '.join(map(str, words))}\n{done.stdout}{done.stderr}")
         return done
 
-    def options(self, *, user: int | None = None, root_for_mounts: bool = False) -> list[str]:
-        """Return the options of all containers: no network, and no capabilities but for mounting.
+    def options(
+        self,
+        *,
+        user: int | None = None,
+        root_for_mounts: bool = False,
+        privileged: bool = False,
+        network: str = "none",
+    ) -> list[str]:
+        """Return the options of all containers, which have no capabilities by default.
 
         Args:
             user: ID of the user; by default that of the image.
             root_for_mounts: True for root with what a container needs that mounts by itself.
+            privileged: True for all rights.
+            network: ``none``, or ``host`` for that of this machine.
         """
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        given = ["--network", "none", "--no-healthcheck", "--cap-drop", "all"]
+        given = [f"--network={network}", "--no-healthcheck"]
+        given.append("--privileged" if privileged else "--cap-drop=all")
         given += [f"--ulimit=nofile={files}:{files}", "--ulimit=nproc=1000:1000"]
         if root_for_mounts:
             given += ["--user", "0", "--device", "/dev/fuse"]
@@ -101,9 +117,12 @@ class Podman:
         options = [*options, "--entrypoint", "python"]
         return self.run("-c", code, options=options, check=check, **who)
 
-    def start(self, *words: object, options: Sequence[object] = (), **who: Any) -> Container:
+    def start(
+        self, *words: object, options: Sequence[object] = (), image: str = "", **who: Any
+    ) -> Container:
         """Start a container in the background."""
-        done = self("run", "--detach", *self.options(**who), *options, self.image, *words)
+        arguments = [*self.options(**who), *options, image or self.image]
+        done = self("run", "--detach", *arguments, *words)
         container = Container(self, done.stdout.strip())
         self._containers.append(container)
         return container

@@ -15,14 +15,14 @@ from dlfs.mount.mountpoint import device_of, mount_file_system, unmount
 from dlfs.mount.options import MountOptions
 from dlfs.mount.supervise.holder import deposit, list_held
 from tests.containers.podman import Container, Podman, children_of
+from tests.containers.reading import CAPABILITIES, FILES, SAMPLES, TRAINER, Reader
 from tests.support.volumes import new_volume
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.containers]
 
-SERVER, HOLDER, TRAINER, STRANGER = 10001, 10002, 20001, 20002
+SERVER, HOLDER, STRANGER = 10001, 10002, 20002
 """Users of the containers."""
-SAMPLES = {f"{number:03}": bytes([number]) * 5000 for number in range(200)}
 CONNECT = """
 import dlfs
 with dlfs.connect("unix:/data/s.sock") as volume, volume["d"] as dataset:
@@ -31,16 +31,6 @@ with dlfs.connect("unix:/data/s.sock") as volume, volume["d"] as dataset:
             with batch:
                 assert all(set(sample) == {sample[0]} and len(sample) == 5000 for sample in batch)
     print(len(dataset))
-"""
-FILES = """
-from pathlib import Path
-files = sorted(Path("/data/mnt/d").iterdir())
-assert all(set(file.read_bytes()) == {int(file.name)} for file in files)
-print(len(files))
-"""
-CAPABILITIES = """
-status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-assert int(status["CapEff"], 16) == 0 and int(status["CapBnd"], 16) == 0
 """
 
 
@@ -142,13 +132,15 @@ def test_a_mount_that_a_container_without_rights_serves(
 ) -> None:
     held.wait_answering()
     assert "CapEff:\t0000000000000000" in held.server.run("cat", "/proc/self/status").stdout
-    read = podman.python(CAPABILITIES + FILES, options=data(node), user=TRAINER)
+    read = podman.python(
+        f"{CAPABILITIES}{FILES}read('/data/mnt/d')", options=data(node), user=TRAINER
+    )
     assert read.stdout.split() == [str(len(SAMPLES))]
 
 
 def test_killed_and_paused_servers_of_a_held_mount(podman: Podman, held: Held, node: Path) -> None:
     """A reader waits for the next server: of the same container, of a new one, or after a pause."""
-    with Reader(podman, node) as reader:
+    with Reader(podman, data(node), "/data/mnt/d") as reader:
         for end in ("server", "container", "pause", "holder"):
             held.wait_answering()
             reader.wait_for_more()
@@ -160,12 +152,14 @@ def test_killed_and_paused_servers_of_a_held_mount(podman: Podman, held: Held, n
                 held.server.do("start")
             elif end == "pause":
                 held.server.do("pause")
+                reader.wait_blocked()
                 held.server.do("unpause")
             else:
                 held.holder.do("kill")
                 held.holder.do("start")
                 wait_for((held.folder / "control.sock").exists, held.logs)
             reader.wait_for_more()
+        assert reader.deaths() == []
 
 
 def test_a_mount_of_another_container(podman: Podman, node: Path, volume: Path) -> None:
@@ -175,7 +169,7 @@ def test_a_mount_of_another_container(podman: Podman, node: Path, volume: Path) 
     options = [*data(node, "rshared"), "--entrypoint", "sh"]
     a = podman.start("-c", mounting, options=options, root_for_mounts=True)
     a.wait_running("ls", "/data/mnt/d")
-    with Reader(podman, node) as b:
+    with Reader(podman, data(node), "/data/mnt/d") as b:
         b.wait_for_more()
         kill_server(a)
         b.wait_for_more()
@@ -184,8 +178,10 @@ def test_a_mount_of_another_container(podman: Podman, node: Path, volume: Path) 
         kill_server(a)
         b.wait_for_more()
         a.do("pause")
+        b.wait_blocked()
         a.do("unpause")
         b.wait_for_more()
+        assert b.deaths() == []
     a.run("dlfs", "umount", "--lazy", "/data/mnt")
     a.do("kill")
 
@@ -195,36 +191,3 @@ def kill_server(mounting: Container) -> None:
     (keeper,) = children_of(mounting.state["Pid"])
     (server,) = children_of(keeper)
     os.kill(server, signal.SIGKILL)
-
-
-class Reader:
-    """A trainer that reads all files of the mount, again and again, and prints each round.
-
-    Args:
-        podman: where it runs.
-        node: the directory of the node.
-    """
-
-    def __init__(self, podman: Podman, node: Path) -> None:
-        code = CAPABILITIES + f"while True:\n    {FILES.replace(chr(10), chr(10) + '    ')}"
-        options = [*data(node), "--entrypoint", "python"]
-        self.container = podman.start("-u", "-c", code, options=options, user=TRAINER)
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.container.do("kill")
-
-    def wait_for_more(self) -> None:
-        """Wait until it has read all files twice more; fail if it has ended."""
-        before = self.rounds()
-
-        def ready() -> bool:
-            assert self.container.state["Running"], self.container.logs()
-            return self.rounds() >= before + 2
-
-        wait_for(ready, self.container.logs)
-
-    def rounds(self) -> int:
-        return self.container.logs().count(str(len(SAMPLES)))

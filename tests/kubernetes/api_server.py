@@ -120,6 +120,10 @@ class ApiServer:
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
 
+    def make_pod(self, body: Any) -> Pod:
+        """Start the container of a pod."""
+        return Pod(body)
+
     def answer(self, method: str, target: str, body: Any) -> tuple[int, Any]:
         """Return status and answer of a request."""
         parts = urlsplit(target)
@@ -131,7 +135,7 @@ class ApiServer:
             if name in self.pods:
                 return 409, {"message": "exists"}
             self.created.append(json.loads(json.dumps(body)))
-            self.pods[name] = Pod(body)
+            self.pods[name] = self.make_pod(body)
             return 201, body
         if not name:
             node = parse_qs(parts.query)["fieldSelector"][0].removeprefix("spec.nodeName=")
@@ -150,6 +154,6 @@ class ApiServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
-        for pod in self.pods.values():
+        for pod in list(self.pods.values()):
             with contextlib.suppress(ProcessLookupError):
                 pod.end()
