@@ -35,8 +35,8 @@ while True:
     try:
         read(FOLDER)
     except OSError as error:
-        # Of the dead mount; of root's directory below it, until there is a mount again; and of that,
-        # until the directory of the dataset is over it.
+        # Of the dead mount; then of root's directory below it; then of the new mount, until the
+        # directory of the dataset is over it.
         known = (errno.ENOTCONN, errno.ECONNABORTED, errno.EACCES, errno.EISDIR)
         if error.errno not in known:
             raise
