@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -70,11 +71,16 @@ def unanswered_init(kernel: int) -> bytes | None:
         OSError: the file system is unmounted.
     """
     send_again(kernel)
-    poll = select.poll()
-    poll.register(kernel, select.POLLIN)
-    if not poll.poll(0):
+    os.set_blocking(kernel, False)
+    try:
+        request = os.read(kernel, INIT_BYTES_MAX)
+    except OSError as error:
+        # There is none; its program has ended; longer ones are permitted by the reply to FUSE_INIT.
+        if error.errno not in (errno.EAGAIN, errno.ENOENT, errno.EINVAL):
+            raise
         return None
-    request = os.read(kernel, INIT_BYTES_MAX)
+    finally:
+        os.set_blocking(kernel, True)
     if is_init(request):
         return request
     send_again(kernel)

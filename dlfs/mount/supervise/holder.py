@@ -46,6 +46,7 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +71,7 @@ GONE = "gone"
 
 _ANSWER_SECONDS = 10.0
 """Longest wait for an answer of the holder, in seconds."""
+_RETRY_SECONDS = 0.01
 _PATH_BYTES_MAX = 107
 """Longest path in the address of a socket, in bytes."""
 
@@ -176,7 +178,10 @@ def list_held(folder: str | os.PathLike[str]) -> list[Held]:
     with _Talk(folder, "list the mounts") as talk:
         while more:
             page = talk.ask({"op": "list", "after": found[-1].name if found else ""})
-            found += [Held(**{key: each[key] for key in _FIELDS}) for each in page["mounts"]]
+            found += [
+                Held(**{key: each[key] for key in _FIELDS if key in each})
+                for each in page["mounts"]
+            ]
             more = bool(page["more"])
     return found
 
@@ -202,7 +207,7 @@ class _Talk:
         self._link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._link.settimeout(_ANSWER_SECONDS)
         try:
-            connect(self._link, self._where, CONTROL)
+            self._connect()
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
             self._link.close()
             raise NotFoundError(
@@ -211,6 +216,18 @@ class _Talk:
         except OSError as error:
             self._link.close()
             raise self._failure(error) from error
+
+    def _connect(self) -> None:
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while True:
+            try:
+                connect(self._link, self._where, CONTROL)
+            except BlockingIOError:  # many others connect; the system does not wait
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_RETRY_SECONDS)
+            else:
+                return
 
     def __enter__(self) -> _Talk:
         return self

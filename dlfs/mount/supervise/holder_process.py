@@ -37,7 +37,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dlfs.errors import DeviceError, DlfsError, ExistsError, LimitError, LockedError, UsageError
+from dlfs.errors import (
+    DeviceError,
+    DlfsError,
+    ExistsError,
+    LimitError,
+    LockedError,
+    UsageError,
+    write_error,
+)
 from dlfs.mount.descriptors import close_all, is_connected, is_fuse, peer_of, receive
 from dlfs.mount.supervise.holder import (
     CONTROL,
@@ -125,6 +133,10 @@ class _Mount:
         if self.lines <= LINES_MAX:
             _say(f"{self.name}: {text}")
 
+    def admits(self, uid: int) -> bool:
+        """Return True if processes of a user may serve this mount."""
+        return uid == self.uid or _is_own(uid)
+
     def waiting(self) -> list[_Link]:
         """Return the connections of the servers that wait for this mount."""
         return [link for link in self.links if link.asked and link is not self.server]
@@ -195,6 +207,8 @@ class Holder:
     def _restore(self) -> None:
         """Find the mounts that a holder before this one had."""
         boot = _boot()
+        for left in Path(self._folder).glob(".new-*"):
+            left.unlink()
         for name in sorted(os.listdir(self._path(STATE))):
             words = self._read_state(name)
             if words.get("boot") == boot and len(self._mounts) < self._mounts_max:
@@ -281,7 +295,7 @@ class Holder:
         try:
             bind(listener, folder, name)
             os.chmod(os.path.join(folder, name), mode)
-            listener.listen(LINKS_MAX)
+            listener.listen(LINKS_MAX if mount is not None else CONTROL_LINKS_MAX)
             listener.setblocking(False)
         except BaseException:
             listener.close()
@@ -300,8 +314,7 @@ class Holder:
         link = _Link(peer, mount)
         others = sum(each.mount is mount for each in self._links.values())
         most = CONTROL_LINKS_MAX if mount is None else LINKS_MAX
-        own = {0, os.geteuid()}
-        if link.uid not in (own if mount is None else own | {mount.uid}):
+        if not (_is_own(link.uid) if mount is None else mount.admits(link.uid)):
             allowed = "only root may" if mount is None else f"only root and user {mount.uid} may"
             refusal = _refusal(UsageError(f"{allowed}, got user {link.uid}"))
         elif others >= most:
@@ -430,14 +443,22 @@ class Holder:
             return {"folder": self._path(MOUNTS, new.name)}
         if found is None and len(self._mounts) >= self._mounts_max:
             raise LimitError(f"it holds {self._mounts_max} mounts, and no more")
-        self._write_state(new)
-        if found is None:
-            self._show(new)
-        else:  # its server has not come back
+        numbers = os.memfd_create("dlfs-dataset-numbers")
+        try:
+            self._write_state(new)
+            if found is None:
+                self._show(new)
+        except BaseException:
+            os.close(numbers)
+            if found is None:
+                self._remove_files(new.name)
+            raise
+        if found is not None:  # its server has not come back
             found.device, found.uid, found.note = new.device, new.uid, new.note
             new = found
-        new.kernel = kernel
-        new.numbers = os.memfd_create("dlfs-dataset-numbers")
+            for link in [each for each in found.links if not found.admits(each.uid)]:
+                self._close(link)
+        new.kernel, new.numbers = kernel, numbers
         taken.append(kernel)
         new.log(f"deposited, device {new.device}, for user {new.uid}")
         self._admit(new)
@@ -572,6 +593,11 @@ def _checked_kernel(descriptors: list[int]) -> int:
     return descriptors[0]
 
 
+def _is_own(uid: int) -> bool:
+    """Return True if a user may do everything here."""
+    return uid in (0, os.geteuid())
+
+
 def _is_memory(descriptor: int) -> bool:
     """Return True if a descriptor may be the memory of dataset numbers."""
     found = os.fstat(descriptor)
@@ -583,8 +609,8 @@ def _refusal(error: DlfsError) -> dict[str, Any]:
     return {"error": type(error).__name__, "message": str(error), "code": code}
 
 
-def _failure(error: OSError) -> DeviceError:
-    return DeviceError(str(error), error.errno or 0)
+def _failure(error: OSError) -> DlfsError:
+    return write_error(str(error), error.errno or 0)
 
 
 def _boot() -> str:
@@ -606,6 +632,7 @@ def _say(text: str) -> None:
 
 def main() -> None:
     """Hold mounts in the folder that the command line names."""
+    os.umask(0o022)  # others enter the folders of their mounts
     for number in (signal.SIGTERM, signal.SIGINT):  # the first process of a container needs them
         signal.signal(number, lambda *_: os._exit(0))
     try:
