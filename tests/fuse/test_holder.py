@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from dlfs.mount.supervise.holder import CONTROL, SERVER, Held, connect, deposit,
 from dlfs.mount.supervise.holder_process import LINKS_MAX, Holder
 from tests.fuse.keeping import FILES, NEEDS_KEEPER, drop_caches, make_volume, running_programs
 from tests.fuse.mounting import SECONDS_MAX, Mount, errno_of, wait_for_exit
-from tests.support.processes import DlfsProcess
+from tests.support.processes import PROCESSES, DlfsProcess
 from tests.support.stopping import stop_process
 from tests.support.waiting import retried, wait_for
 
@@ -202,14 +203,40 @@ def test_a_server_without_any_rights(world: World) -> None:
     os.close(opened)
 
 
+def run_programs(mount: Mount, end: Connection) -> None:
+    with running_programs(mount):
+        end.recv()
+
+
+@contextlib.contextmanager
+def programs_elsewhere(mount: Mount) -> Iterator[None]:
+    """Run the programs in another process during a block.
+
+    One that waits for a page of a file stops all threads of its process, so it could not start the
+    server that it waits for.
+    """
+    ours, its_own = PROCESSES.Pipe()
+    process = PROCESSES.Process(target=run_programs, args=(mount, its_own))
+    process.start()
+    with ours, its_own:
+        yield
+        ours.send(None)
+        process.join(SECONDS_MAX)
+    assert process.exitcode == 0
+
+
 @pytest.mark.timeout(300 + 10 * KILLS)
 def test_readers_do_not_notice_what_is_killed(world: World) -> None:
     """Server, keeper and holder, one after the other in any order."""
+
+    def is_served(held: Held) -> bool:
+        return held.present and held.answers and held.server_pid == keeper.pid
+
     draw = random.Random(KILLS)
     keeper = world.serve()
-    with running_programs(Mount(world.volume, world.directory, 0, world.log, "")):
+    with programs_elsewhere(Mount(world.volume, world.directory, 0, world.log, "")):
         for kill in range(KILLS):
-            world.wait_until(lambda held: held.present and held.answers)
+            world.wait_until(is_served)
             drop_caches()
             victim = ("keeper", "holder", "server")[kill] if kill < 3 else draw.choice("khs")
             if victim.startswith("h"):
@@ -220,7 +247,7 @@ def test_readers_do_not_notice_what_is_killed(world: World) -> None:
                 wait_for_exit(pid)
             if victim.startswith("k"):
                 keeper = world.serve()
-        world.wait_until(lambda held: held.present and held.answers)
+        world.wait_until(is_served)
     assert world.reads()
 
 
