@@ -226,7 +226,7 @@ def programs_elsewhere(mount: Mount) -> Iterator[None]:
 
 
 @pytest.mark.timeout(300 + 10 * KILLS)
-def test_readers_do_not_notice_what_is_killed(world: World) -> None:
+def test_rule_54_readers_do_not_notice_what_is_killed(world: World) -> None:
     """Server, keeper and holder, one after the other in any order."""
 
     def is_served(held: Held) -> bool:
@@ -251,7 +251,7 @@ def test_readers_do_not_notice_what_is_killed(world: World) -> None:
     assert world.reads()
 
 
-def test_one_server_at_a_time(world: World) -> None:
+def test_rule_55_one_server_at_a_time(world: World) -> None:
     """A stopped one keeps its place until it is killed, also at the next holder."""
     first = world.serve()
     assert world.reads()

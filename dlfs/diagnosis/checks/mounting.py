@@ -88,7 +88,7 @@ def _check_root(machine: Machine) -> Finding:
         expected="CAP_SYS_ADMIN",
         why="mount(2) is refused",
         fix="docker run --cap-add SYS_ADMIN, or mount outside and pass the descriptor by "
-        "'dlfs mount --fuse-fd'",
+        "'dlfs hold' and 'dlfs mount --holder'",
     )
 
 

@@ -6,6 +6,10 @@ that holds ``/dev/fuse`` and starts servers, one after the other. ``replacement`
 to the keeper of another version. ``inherited`` has what outlives a server, and ``processes`` what
 is asked of the system about processes.
 
+Where mount and servers belong to different containers, ``holder_process`` keeps the descriptor
+instead, ``holder`` has the calls by which it gets and loses mounts, and ``held`` is the keeper of a
+mount that the holder has given to it.
+
 The keeper's mount has one state at a time::
 
     state    what answers     it ends when

@@ -89,7 +89,7 @@ class Held:
             server has given it back; if there is no server, the mount is dead.
         server_pid: process ID of the server that has the mount; None if there is none, and 0 if the
             process is in a namespace of process IDs that the holder does not see.
-        answers: that server has said that the mount answers.
+        answers: that server has said that the mount answers. It starts its processes again.
         waiting: number of servers that wait for the mount.
     """
 
