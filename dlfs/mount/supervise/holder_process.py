@@ -233,8 +233,12 @@ class Holder:
         words = {"device": mount.device, "uid": mount.uid, "note": mount.note, "boot": _boot()}
         path = Path(self._path(STATE, mount.name))
         new = Path(self._path(f".new-{mount.name}"))
-        new.write_text(json.dumps(words))
-        new.rename(path)
+        try:
+            new.write_text(json.dumps(words))
+            new.rename(path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
 
     def _remove_files(self, name: str) -> None:
         """Remove the files of a mount."""

@@ -374,8 +374,9 @@ class Predecessor:
         except ConnectionRefusedError as error:
             raise NotFoundError(
                 f"{self._action}: the mount has no keeper, or it runs in another network "
-                "namespace, or a holder has it. Only a mount in the background by the native server without io_uring "
-                "has one (Linux 6.9 or newer); unmount it, and mount again"
+                "namespace, or a holder has it. Only a mount in the background by the native "
+                "server without io_uring has one (Linux 6.9 or newer); unmount this one and mount "
+                "again"
             ) from error
         except (BlockingIOError, TimeoutError) as error:
             raise DeviceError(
