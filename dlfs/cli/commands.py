@@ -107,6 +107,8 @@ _PANELS = {
         "serve": "serve:serve",
         "attach": "attach:attach",
         "detach": "attach:detach",
+        "publish": "attach:publish",
+        "unpublish": "attach:unpublish",
         "stop": "stop:stop",
     },
     "Storage nodes": {

@@ -1,8 +1,8 @@
 """``DatasetIdentity``: which version of which dataset is meant, whatever happens to its volume.
 
 The UUID identifies a version on its volume: a connection, a service's cache of datasets and memory
-that processes share find it by the UUID, because they need its chunks. A state of an epoch knows a
-version by its digests, which equal copies have as well.
+that processes share find it by volume and UUID, because they need its chunks. A state of an epoch
+knows a version by its digests, which equal copies have as well.
 """
 
 from __future__ import annotations

@@ -65,10 +65,11 @@ def start_service(options: NodeOptions, log: str | None = None) -> StartedServic
         socket=_absolute(options.socket),
         mount=_absolute(options.mount),
         incoming=_absolute(options.incoming),
+        sockets=_absolute(options.sockets),
     )
     request = ServiceRequest(absolute, _absolute(log))
     with started_server(_DAEMON, request) as (requests, output):
-        action = f"serve {', '.join(options.volumes)}"
+        action = f"serve {', '.join(options.volumes)}".rstrip()
         started = outcome(output, action, StartedService)
         keep(requests)
     return started

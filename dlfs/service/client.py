@@ -57,7 +57,7 @@ from dlfs.reader import SampleReader, Where
 from dlfs.service import protocol
 from dlfs.service.control import TIMEOUT_S, ControlConnection
 from dlfs.service.generation_file import read_generation
-from dlfs.service.sockets import SCHEME, path_of
+from dlfs.service.sockets import SCHEME, parse_allow_list, path_of
 from dlfs.store.info import VolumeInfo
 from dlfs.store.members import Members, split_uris
 from dlfs.volume.volume import Volume
@@ -89,7 +89,7 @@ def connect(uri: str, *, volume: str | None = None, timeout_s: float = TIMEOUT_S
         ServiceLostError: nothing comes from a service within ``timeout_s``.
         NotFoundError: the service has no such volume.
         UsageError: the URI is malformed, or ``volume`` is missing and there are several volumes.
-        DeviceError: this user may not use the service (EACCES).
+        DeviceError: this user may not use the service, or read the volume (EACCES).
     """
     if not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
         raise UsageError(
@@ -99,7 +99,9 @@ def connect(uri: str, *, volume: str | None = None, timeout_s: float = TIMEOUT_S
 
 
 def get_statistics(uri: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """Get the counters of a service: see ``ServerState.snapshot``.
+    """Get the counters of a service for the volumes that this user may read.
+
+    See ``ServerState.snapshot``.
 
     Args:
         uri: ``unix:`` and the path of the service's socket.
@@ -112,12 +114,24 @@ def get_statistics(uri: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         return control.request(protocol.GetStatistics(), protocol.Statistics)[0].values
 
 
-def attach(uri: str, volume: Members, *, timeout_s: float = ATTACH_TIMEOUT_S) -> protocol.Attached:
+def attach(
+    uri: str,
+    volume: Members,
+    *,
+    allow: str | None = None,
+    cache_bytes: int | None = None,
+    timeout_s: float = ATTACH_TIMEOUT_S,
+) -> protocol.Attached:
     """Have a running service serve one more volume, until it is detached or the service ends.
 
     Args:
         uri: ``unix:`` and the path of the service's socket.
         volume: the volume, as ``dlfs.open`` takes it; the service opens it with its own rights.
+        allow: who may read it, in addition to root, the service's user and the clients of sockets
+            that are published for it: ``user:NAME`` and ``group:NAME``, with commas. None: all that
+            may use the service.
+        cache_bytes: memory for its samples, with ``allow``, in bytes; None: a share of what the
+            service has left.
         timeout_s: longest wait for any message from it, in seconds. A service that is not running
             is waited for up to 10 seconds.
 
@@ -126,10 +140,17 @@ def attach(uri: str, volume: Members, *, timeout_s: float = ATTACH_TIMEOUT_S) ->
 
     Raises:
         ExistsError: the service serves it already.
+        LimitError: the service has no memory left for it.
+        UsageError: ``allow`` is malformed, or the service shows its volumes on a mount.
+        NotFoundError: ``allow`` names a user or group that does not exist.
         DeviceError: this user may not attach volumes (EACCES): only root and the service's user.
         DlfsError: the service cannot open or mount it, or the same errors as ``connect``.
     """
-    request = protocol.AttachVolume(split_uris(volume))
+    readers = None
+    if allow is not None:
+        rule = parse_allow_list(allow)
+        readers = protocol.Readers(tuple(sorted(rule.users)), tuple(sorted(rule.groups)))
+    request = protocol.AttachVolume(split_uris(volume), readers, cache_bytes)
     path = os.path.abspath(path_of(uri))
     with ControlConnection(path, timeout_s, accept_s=TIMEOUT_S) as control:
         answer, _ = control.request(request, protocol.Attached)
@@ -155,10 +176,70 @@ def detach(
     """
     path = os.path.abspath(path_of(uri))
     with ControlConnection(path, timeout_s, accept_s=TIMEOUT_S) as control:
-        answer, _ = control.request(protocol.ListVolumes(), protocol.Volumes)
+        answer, _ = control.request(protocol.ListVolumes(volume), protocol.Volumes)
         chosen = ServiceConnection(path, volume, timeout_s).choose(answer.volumes)
         control.request(protocol.DetachVolume(chosen.uuid, force), protocol.Detached)
     return chosen
+
+
+def publish(
+    uri: str,
+    name: str,
+    volumes: Sequence[str],
+    *,
+    note: str = "",
+    timeout_s: float = ATTACH_TIMEOUT_S,
+) -> str:
+    """Have a running service listen at one more socket, whose clients may read some volumes.
+
+    Whoever can reach the socket may read them, so its directory decides who that is. The next
+    service with the same directory of sockets listens there again. A socket that is published for
+    the same volumes already is left as it is.
+
+    Args:
+        uri: ``unix:`` and the path of the service's own socket.
+        name: name of the socket: 1 to 64 letters, digits, ``.``, ``_`` and ``-``.
+        volumes: label or UUID of each volume; each was attached or served with a rule of who may
+            read it.
+        note: text by which logs and ``dlfs top --json`` know the socket, such as a pod's name.
+        timeout_s: longest wait for any message from the service, in seconds; as for ``attach``.
+
+    Returns:
+        Path of the socket: ``DIRECTORY/NAME/dlfs.sock``.
+
+    Raises:
+        NotFoundError: the service has no such volume.
+        ExistsError: a socket of this name is published for other volumes.
+        UsageError: the service publishes no sockets, a volume has no rule, or the name or note is
+            malformed.
+        LimitError: the service has as many sockets as it may.
+        DeviceError: this user may not publish (EACCES), or the system refuses.
+        DlfsError: the same errors as ``connect``.
+    """
+    request = protocol.PublishSocket(name, tuple(volumes), note)
+    path = os.path.abspath(path_of(uri))
+    with ControlConnection(path, timeout_s, accept_s=TIMEOUT_S) as control:
+        return control.request(request, protocol.Published)[0].path
+
+
+def unpublish(uri: str, name: str, *, timeout_s: float = ATTACH_TIMEOUT_S) -> None:
+    """Have a running service close a published socket, and end its clients.
+
+    Their next calls fail with ``ServiceLostError``; batches that they have keep their bytes.
+
+    Args:
+        uri: ``unix:`` and the path of the service's own socket.
+        name: name of the socket.
+        timeout_s: longest wait for any message from the service, in seconds; as for ``attach``.
+
+    Raises:
+        NotFoundError: the service has no such socket.
+        DeviceError: this user may not (EACCES).
+        DlfsError: the same errors as ``connect``.
+    """
+    path = os.path.abspath(path_of(uri))
+    with ControlConnection(path, timeout_s, accept_s=TIMEOUT_S) as control:
+        control.request(protocol.UnpublishSocket(name), protocol.Unpublished)
 
 
 def connect_incoming(uri: str, *, timeout_s: float = TIMEOUT_S) -> socket.socket:
@@ -205,7 +286,8 @@ class ServiceConnection:
         """Connect, choose the volume, and load its newest generation."""
         control = self.connect()
         try:
-            answer, _ = control.request(protocol.ListVolumes(), protocol.Volumes)
+            wanted = protocol.ListVolumes(self.volume or "")
+            answer, _ = control.request(wanted, protocol.Volumes)
             chosen = self.choose(answer.volumes)
             _log.debug("connected to %s for volume %s", self.uri, chosen.uuid)
             return ServiceVolume(replace(self, volume=str(chosen.uuid)), control)

@@ -1,11 +1,11 @@
 """The volumes of a node service and the cache of its open datasets, for all clients and the mount.
 
 ``ServedVolume`` is a volume of the service. ``DatasetCache`` opens a dataset on its first
-``acquire``, with its directory in a file that can be shared. All datasets, and their readers of
-some fields, share the memory for samples (``ServiceMemory``), by need. After its last ``release`` a
-dataset stays open, with what it has in memory until others need that. At most ``UNUSED_MAX`` unused
-datasets are open: the cache closes the least recently used ones, and those that were removed from
-the volume.
+``acquire``, with its directory in a file that can be shared. The datasets of a volume, and their
+readers of some fields, share the volume's memory for samples (``ServiceMemory``), by need. After
+its last ``release`` a dataset stays open, with what it has in memory until others need that. At
+most ``UNUSED_MAX`` unused datasets are open: the cache closes the least recently used ones, and
+those that were removed from the volume.
 
 Threads: any at once; opening one dataset does not block the others.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -32,6 +32,7 @@ from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import dataset_name_bytes
 from dlfs.reader import follow
 from dlfs.service.memory import ServiceMemory
+from dlfs.service.sockets import AllowList
 from dlfs.store.info import DatasetInfo
 from dlfs.store.members import split_uris
 from dlfs.store.records import no_such_dataset
@@ -44,11 +45,16 @@ UNUSED_MAX = 16
 _log = logging.getLogger(__name__)
 
 
+_Key = tuple[UUID, UUID]
+"""Volume and dataset. The UUID of a dataset alone is not enough: its volume's writers choose it, so
+another volume's could name it to have its samples read by their own rights."""
+
+
 @dataclass(eq=False)
 class _Entry:
     """A dataset that is open or being opened."""
 
-    volume_uuid: UUID
+    key: _Key
     identity: DatasetIdentity
     opening: Lock = field(default_factory=Lock)
     loading: Lock = field(default_factory=Lock)
@@ -65,15 +71,16 @@ class DatasetCache:
 
     Args:
         cache_bytes: memory for the samples of all datasets, in bytes.
+        expects_volumes: leave memory to volumes that will be attached.
 
     Attributes:
         memory: that memory.
     """
 
-    def __init__(self, cache_bytes: int) -> None:
-        self.memory = ServiceMemory(cache_bytes)
+    def __init__(self, cache_bytes: int, *, expects_volumes: bool = False) -> None:
+        self.memory = ServiceMemory(cache_bytes, expects_volumes=expects_volumes)
         self._mutex = Lock()
-        self._places: dict[UUID, _Entry] = {}
+        self._places: dict[_Key, _Entry] = {}
 
     def acquire(self, volume: ServedVolume, record: DatasetRecord) -> Dataset:
         """Return a dataset, opened if need be. The caller must ``release`` it.
@@ -82,8 +89,9 @@ class DatasetCache:
             DlfsError: the dataset cannot be opened.
         """
         identity = DatasetIdentity.of(record, volume.uuid)
+        key = volume.uuid, record.uuid
         with self._mutex:
-            entry = self._places.setdefault(record.uuid, _Entry(volume.uuid, identity))
+            entry = self._places.setdefault(key, _Entry(key, identity))
             entry.users += 1
         try:
             with entry.opening:
@@ -92,20 +100,20 @@ class DatasetCache:
                     _log.info("dataset %r version %d is open", identity.name, identity.version)
             return entry.dataset
         except BaseException:
-            self.release(record.uuid)
+            self.release(*key)
             raise
 
-    def release(self, uuid: UUID) -> None:
+    def release(self, volume_uuid: UUID, uuid: UUID) -> None:
         """End one use of a dataset; it stays open unless it was removed, or many are unused."""
         with self._mutex:
-            entry = self._places[uuid]
+            entry = self._places[volume_uuid, uuid]
             entry.users -= 1
             entry.used_at_s = time.monotonic()
             ended = not entry.users and (entry.removed or entry.dataset is None)
-            evicted = [self._places.pop(uuid)] if ended else self._take_excess()
+            evicted = [self._places.pop(entry.key)] if ended else self._take_excess()
         _close(evicted)
 
-    def attributes(self, uuid: UUID) -> Part:
+    def attributes(self, volume_uuid: UUID, uuid: UUID) -> Part:
         """Return the attribute segment of an acquired dataset, in memory that can be shared.
 
         Raises:
@@ -114,7 +122,7 @@ class DatasetCache:
             DlfsError: the segment cannot be read.
         """
         with self._mutex:
-            entry = self._places[uuid]
+            entry = self._places[volume_uuid, uuid]
         with entry.loading:
             if entry.attributes is None and entry.dataset is not None:
                 dataset = entry.dataset
@@ -133,11 +141,11 @@ class DatasetCache:
         existing = set(uuids)
         with self._mutex:
             for entry in self._places.values():
-                if entry.volume_uuid == volume_uuid:
+                if entry.key[0] == volume_uuid:
                     entry.removed = entry.identity.uuid not in existing
             evicted = [p for p in self._places.values() if p.removed and not p.users]
             for entry in evicted:
-                del self._places[entry.identity.uuid]
+                del self._places[entry.key]
         _close(evicted)
 
     def follow(self, volume_uuid: UUID) -> None:
@@ -147,7 +155,7 @@ class DatasetCache:
             DlfsError: one cannot be opened.
         """
         with self._mutex:
-            entries = [p for p in self._places.values() if p.volume_uuid == volume_uuid]
+            entries = [p for p in self._places.values() if p.key[0] == volume_uuid]
         for entry in entries:
             if entry.dataset is not None and entry.dataset.present_session is None:
                 with contextlib.suppress(ClosedError):  # evicted by another thread meanwhile
@@ -156,7 +164,7 @@ class DatasetCache:
     def is_used(self, volume_uuid: UUID) -> bool:
         """Return True if a dataset of a volume is in use."""
         with self._mutex:
-            return any(p.users for p in self._places.values() if p.volume_uuid == volume_uuid)
+            return any(p.users for p in self._places.values() if p.key[0] == volume_uuid)
 
     def close(self) -> None:
         """Close all datasets; none may be in use."""
@@ -181,7 +189,7 @@ class DatasetCache:
         unused.sort(key=lambda entry: entry.used_at_s)
         excess = unused[: max(0, len(unused) - UNUSED_MAX)]
         for entry in excess:
-            del self._places[entry.identity.uuid]
+            del self._places[entry.key]
         return excess
 
 
@@ -199,7 +207,7 @@ def _statistics_of(entry: _Entry, dataset: Dataset) -> dict[str, Any]:
     """
     reader = dataset.stats()
     return {
-        "volume": str(entry.volume_uuid),
+        "volume": str(entry.key[0]),
         "dataset": entry.identity.name,
         "version": entry.identity.version,
         "uuid": str(entry.identity.uuid),
@@ -225,24 +233,51 @@ class ServedVolume(Closing):
         uri: the volume, as ``dlfs.open`` takes it.
         cache: cache that opens the volume's datasets.
         options: options for opening the volume's devices.
+        find_rule: returns the rule of the opened volume: who may read it; None: all that may use
+            the service.
+        memory_bytes: memory for its samples alone, if it has a rule; None: a share.
+
+    Attributes:
+        members: the volume's URIs, as given.
+        uuid: UUID of the volume.
+        label: label of the volume.
+        rule: users and groups that may read it, in addition to root and the service's user; None:
+            all that may use the service.
+        memory: memory for its samples, which other volumes may share if it has no rule.
+        memory_bytes: size of that memory, as given.
 
     Raises:
-        LimitError: the service has no memory for chunks of this size.
+        LimitError: the service has no memory left for it.
         DlfsError: the same errors as ``dlfs.open``.
 
     Threads: any at once; ``close`` by one.
     """
 
-    def __init__(self, uri: str | Sequence[str], cache: DatasetCache, options: OpenOptions) -> None:
+    def __init__(
+        self,
+        uri: str | Sequence[str],
+        cache: DatasetCache,
+        options: OpenOptions,
+        find_rule: Callable[[Volume], AllowList | None] = lambda _volume: None,
+        memory_bytes: int | None = None,
+    ) -> None:
         self._cache = cache
-        self.volume = Volume(LocalConnection(split_uris(uri), options))
+        self._closed = False
+        self.members = split_uris(uri)
+        self.memory_bytes = memory_bytes
+        self.volume = Volume(LocalConnection(self.members, options))
         try:
-            cache.memory.add_volume(self.volume.chunk_bytes, self.volume.uri)
+            self.rule = find_rule(self.volume)
+            self.memory = cache.memory.add_volume(
+                self.volume.chunk_bytes,
+                self.volume.uri,
+                own=self.rule is not None,
+                capacity_bytes=self.volume.capacity_bytes,
+                part_bytes=memory_bytes,
+            )
         except BaseException:
             self.volume.close()
             raise
-        self._chunk_bytes = self.volume.chunk_bytes
-        self._closed = False
         self.uuid = self.volume.uuid
         self.label = self.volume.label
 
@@ -261,8 +296,9 @@ class ServedVolume(Closing):
         """Connection that opens datasets of this volume in the service's memory."""
         connection = self.volume.session.connection
         assert isinstance(connection, LocalConnection)  # a service serves no other service
-        memory = self._cache.memory
-        options = replace(connection.options, memory_bytes=memory.size_bytes, memory=memory)
+        options = replace(
+            connection.options, memory_bytes=self.memory.size_bytes, memory=self.memory
+        )
         return replace(connection, options=options)
 
     def refresh(self) -> None:
@@ -309,7 +345,7 @@ class ServedVolume(Closing):
             self.connection,
             identity,
             shared=dataset,
-            release=lambda: self._cache.release(record.uuid),
+            release=lambda: self._cache.release(self.uuid, record.uuid),
         )
 
     def dataset(self, name: str | bytes, version: int, /) -> Dataset:
@@ -329,5 +365,5 @@ class ServedVolume(Closing):
         """Close the volume; the cache closes its datasets. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._cache.memory.remove_volume(self._chunk_bytes)
+            self._cache.memory.remove_volume(self.memory)
         self.volume.close()

@@ -66,6 +66,7 @@ _MEMORY = {
     "held_bytes": "memory for samples that datasets hold",
 }
 _DATASET = ("volume", "dataset", "version")
+_PROCESS = ("pid", "uid", "socket")
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:]*)):(?P<port>[0-9]{1,5})")
 
 
@@ -97,11 +98,13 @@ class SnapshotCollector(Collector):
         yield from _member_metrics(
             [((*key, m["uri"]), m) for key, each in datasets for m in each["members"]]
         )
-        clients = [((str(each["pid"]), str(each["uid"])), each) for each in processes.values()]
+        clients = [
+            (tuple(str(each[name]) for name in _PROCESS), each) for each in processes.values()
+        ]
         for kind, names in ((CounterMetricFamily, _CLIENT), (GaugeMetricFamily, _CLIENT_NOW)):
             for name, about in names.items():
                 values = ((key, each.get(name, 0)) for key, each in clients)
-                yield _family(kind, f"client_{name}", about, ("pid", "uid"), values)
+                yield _family(kind, f"client_{name}", about, _PROCESS, values)
 
     def describe(self) -> list[Metric]:
         """Return no metrics: their labels depend on the datasets that are open."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,15 +24,20 @@ import trio
 
 from dlfs._native.malloc import give_back_freed_memory
 from dlfs.base.memory_limit import default_service_bytes, describe_service_memory
+from dlfs.base.wording import quote
 from dlfs.connection.connection import OpenOptions
 from dlfs.errors import UsageError
 from dlfs.mount import mountpoint as mountpoints
 from dlfs.mount.signals import run_until_signal
 from dlfs.service import systemd
+from dlfs.service.access import Access
+from dlfs.service.attachments import RULE_ON_MOUNT
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
+from dlfs.service.published import PublishedSockets
 from dlfs.service.server import SampleServer
 from dlfs.service.sockets import AllowList, Listener, adopt, default_path, listen
 from dlfs.service.state import ServerState
+from dlfs.volume.volume import Volume
 
 if TYPE_CHECKING:
     from dlfs.service.metrics import MetricsEndpoint
@@ -60,7 +65,9 @@ class NodeOptions:
         metrics: ``HOST:PORT`` of the endpoint for Prometheus; None: no endpoint.
         cache_bytes: sample memory for all datasets, in bytes; by default a share of what the
             process may use.
-        allow: users and groups that may use the socket.
+        allow: users and groups that may use the socket, and read the volumes without a rule.
+        rules: users and groups that may read one volume, by its label or UUID.
+        sockets: directory of the published sockets; None: the service publishes none.
         depth: most operations in flight per member and thread.
     """
 
@@ -73,14 +80,18 @@ class NodeOptions:
     metrics: str | None = None
     cache_bytes: int = field(default_factory=default_service_bytes)
     allow: AllowList = field(default_factory=AllowList)
+    rules: Mapping[str, AllowList] = field(default_factory=dict)
+    sockets: str | None = None
     depth: int = 128
 
     def __post_init__(self) -> None:
-        if not self.volumes or self.cache_bytes < 1:
+        if not (self.volumes or self.sockets) or self.cache_bytes < 1:
             raise UsageError(
                 f"serve: expected a volume and some cache, got {len(self.volumes)} volumes and "
                 f"{self.cache_bytes} bytes"
             )
+        if self.mount is not None and (self.rules or self.sockets):
+            raise UsageError(f"serve: {RULE_ON_MOUNT}")
         if self.incoming is not None and self.mount is None:
             raise UsageError("serve: expected a mount (--mount DIR) for what programs write")
         if self.nested and self.mount is None:
@@ -110,22 +121,32 @@ class NodeService:
 
     def __init__(self, options: NodeOptions) -> None:
         self._options = options
-        cache = DatasetCache(options.cache_bytes)
+        cache = DatasetCache(options.cache_bytes, expects_volumes=options.sockets is not None)
         open_options = OpenOptions(depth=options.depth)
         with ExitStack() as opened:
             served = [
-                opened.enter_context(ServedVolume(uri, cache, open_options))
+                opened.enter_context(ServedVolume(uri, cache, open_options, self._find_rule))
                 for uri in options.volumes
             ]
+            self._check_rules(served)
             volumes = {volume.uuid: volume for volume in served}
             if len(volumes) < len(served):
                 raise UsageError(f"serve {', '.join(options.volumes)}: a volume is given twice")
             self._mount = self._make_mount(served)
-            self.state = ServerState(volumes, cache, open_options, self._mount)
+            self._sockets = PublishedSockets(
+                None if options.sockets is None else os.path.abspath(options.sockets)
+            )
+            opened.callback(self._sockets.close)
+            access = Access(options.allow, sockets=self._sockets)
+            self.state = ServerState(volumes, cache, open_options, self._mount, access)
             self.metrics = self._open_metrics()
             if self.metrics is not None:
                 opened.callback(self.metrics.close)
-            self.listener = self._listen(served[0])
+            self.listener = self._listen(served[0] if served else None)
+            access.group = self.listener.group
+            self.state.let_in = self.listener.let_in
+            for volume in served:
+                self.listener.let_in(volume.rule)
             _log.info("memory for samples: %s", describe_service_memory(options.cache_bytes))
             opened.pop_all()
 
@@ -137,6 +158,21 @@ class NodeService:
         endpoint = MetricsEndpoint(self._options.metrics, self.state.snapshot)
         _log.info("metrics on %s", endpoint.url)
         return endpoint
+
+    def _find_rule(self, volume: Volume) -> AllowList | None:
+        rules = self._options.rules
+        return rules.get(str(volume.uuid), rules.get(volume.label))
+
+    def _check_rules(self, volumes: Sequence[ServedVolume]) -> None:
+        """Check that each rule is for one volume: a rule without effect would protect nothing."""
+        for name in self._options.rules:
+            found = [each for each in volumes if name in (each.label, str(each.uuid))]
+            if len(found) != 1:
+                listed = ", ".join(f"{quote(each.label)} ({each.uuid})" for each in volumes)
+                raise UsageError(
+                    f"serve: expected the label or UUID of one volume for --allow, got "
+                    f"{quote(name)}, which {len(found)} have; there are: {listed}"
+                )
 
     def _make_mount(self, volumes: Sequence[ServedVolume]) -> ServiceMount | None:
         options = self._options
@@ -152,12 +188,13 @@ class NodeService:
             volumes,
         )
 
-    def _listen(self, first: ServedVolume) -> Listener:
+    def _listen(self, first: ServedVolume | None) -> Listener:
         handed = systemd.listening_socket()
         if handed is not None:
             return adopt(handed)
         given = self._options.socket
-        path = given or default_path(first.label or str(first.uuid))
+        label = "service" if first is None else first.label or str(first.uuid)
+        path = given or default_path(label)
         mount = self._options.mount
         return listen(
             os.path.abspath(path),
@@ -185,6 +222,7 @@ class NodeService:
         finally:
             systemd.notify("STOPPING=1")
             self.listener.close()
+            self._sockets.close()
             if self.metrics is not None:
                 self.metrics.close()
 
@@ -192,7 +230,7 @@ class NodeService:
         async with trio.open_nursery() as nursery:
             if self._mount is not None:
                 await nursery.start(self._mount.serve)
-            server = SampleServer(self.state, self._options.allow)
+            server = SampleServer(self.state)
             nursery.start_soon(server.serve, self.listener)
             nursery.start_soon(_feed_watchdog)
             systemd.notify(f"READY=1\nSTATUS=serving on {self.listener.path}")

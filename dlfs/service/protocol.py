@@ -40,7 +40,7 @@ from dlfs.errors import (
 )
 from dlfs.store.info import VolumeInfo
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 FRAME_BYTES_MAX = 1 << 20
 """Longest body of a frame, in bytes. Catalogs and directories may be longer: they travel as
 descriptors."""
@@ -51,6 +51,13 @@ MESSAGE_BYTES_MAX = 4096
 """Longest text of an error in a ``Failure``, in characters."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Readers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """IDs of the users and groups that may read a volume."""
+
+    users: tuple[Count, ...] = ()
+    groups: tuple[Count, ...] = ()
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="kind", tag=True, forbid_unknown_fields=True):
@@ -68,7 +75,13 @@ class Hello(Message, frozen=True):
 
 
 class ListVolumes(Message, frozen=True):
-    """List the volumes that the service serves. Answered by ``Volumes``."""
+    """List the volumes that the client may read. Answered by ``Volumes``.
+
+    With ``wanted``, a label or UUID, the answer is a ``Failure`` if only volumes have it that the
+    client may not read.
+    """
+
+    wanted: str = ""
 
 
 class GetVolume(Message, frozen=True):
@@ -118,10 +131,18 @@ class GetStatistics(Message, frozen=True):
 class AttachVolume(Message, frozen=True):
     """Serve one more volume, given the URIs of its members. Answered by ``Attached``.
 
-    Only root and the user of the service may attach and detach.
+    Only root and the user of the service may attach, detach, publish and unpublish, at the
+    service's own socket.
+
+    Attributes:
+        members: URIs of the members.
+        readers: who may read it; None: who may use the service.
+        memory_bytes: memory for its samples, if it has a rule; None: a share.
     """
 
     members: tuple[str, ...]
+    readers: Readers | None = None
+    memory_bytes: Count | None = None
 
 
 class DetachVolume(Message, frozen=True):
@@ -132,6 +153,26 @@ class DetachVolume(Message, frozen=True):
 
     volume: UUID
     force: bool
+
+
+class PublishSocket(Message, frozen=True):
+    """Listen at one more socket, through which volumes can be read. Answered by ``Published``.
+
+    Attributes:
+        name: name of the socket.
+        volumes: label or UUID of each volume.
+        note: text by which the caller knows the socket.
+    """
+
+    name: str
+    volumes: tuple[str, ...]
+    note: str = ""
+
+
+class UnpublishSocket(Message, frozen=True):
+    """Close a published socket, and end its clients. Answered by ``Unpublished``."""
+
+    name: str
 
 
 class ConnectIncoming(Message, frozen=True):
@@ -157,7 +198,7 @@ class Welcome(Message, frozen=True):
 
 
 class Volumes(Message, frozen=True):
-    """The volumes that the service serves."""
+    """The volumes that the client may read."""
 
     volumes: tuple[VolumeName, ...]
 
@@ -226,6 +267,16 @@ class Detached(Message, frozen=True):
     """The service does not serve the volume any more."""
 
 
+class Published(Message, frozen=True):
+    """The service listens at the socket with this path."""
+
+    path: str
+
+
+class Unpublished(Message, frozen=True):
+    """The service does not listen at the socket any more, and its clients are gone."""
+
+
 class Incoming(Message, frozen=True):
     """A connection to the server of the staging area: one descriptor, of a stream socket."""
 
@@ -244,11 +295,11 @@ class Failure(Message, frozen=True):
 
 REQUESTS: tuple[type[Message], ...] = (
     Hello, ListVolumes, GetVolume, OpenDataset, GetSegment, OpenChannel, Diagnose, GetStatistics,
-    AttachVolume, DetachVolume, ConnectIncoming,
+    AttachVolume, DetachVolume, PublishSocket, UnpublishSocket, ConnectIncoming,
 )  # fmt: skip
 ANSWERS: tuple[type[Message], ...] = (
     Welcome, Volumes, VolumeState, DatasetState, Segment, ChannelState, Diagnosis, Statistics,
-    Attached, Detached, Incoming, Pending, Failure,
+    Attached, Detached, Published, Unpublished, Incoming, Pending, Failure,
 )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ import trio
 import dlfs
 from dlfs._native.reader import NativeReader
 from dlfs._native.server_channel import STATS, ServerChannel, Share
+from dlfs.base.memory_limit import allowed_bytes
 from dlfs.base.units import MIB
 from dlfs.connection.connection import DatasetSession
 from dlfs.dataset.dataset import Dataset
@@ -57,10 +58,10 @@ from dlfs.errors import (
 )
 from dlfs.reader import MovedError, SampleReader, follow
 from dlfs.service import protocol
-from dlfs.service.attachments import attach, detach
+from dlfs.service.attachments import attach, detach, publish, unpublish
 from dlfs.service.generation_file import generation_file
 from dlfs.service.protocol import Message
-from dlfs.service.sockets import Peer
+from dlfs.service.sockets import AllowList, Peer
 from dlfs.service.state import ServerState
 from dlfs.store.info import describe_volume
 from dlfs.store.transaction import Generation
@@ -86,6 +87,9 @@ STREAM_SAMPLE_BYTES = 128
 bytes. A stream reads ahead at most as many samples as the dataset's sample memory holds."""
 MEMORY_PROCESSES = 6
 """Limit of that memory for all processes of one user, as a multiple of the limit of a process."""
+MEMORY_OF_SOCKET = 1 / 4
+"""Share of what the service may use beside its sample memory, which all clients of a published
+socket together may cause at most."""
 SAMPLES_MAX = 1 << 20
 """Most samples of one batch."""
 COPIED_BYTES_MAX = 256 * MIB
@@ -150,6 +154,8 @@ class Session:
             protocol.GetStatistics: self._get_statistics,
             protocol.AttachVolume: self._attach_volume,
             protocol.DetachVolume: self._detach_volume,
+            protocol.PublishSocket: self._publish_socket,
+            protocol.UnpublishSocket: self._unpublish_socket,
             protocol.ConnectIncoming: self._connect_incoming,
         }
         self._dropped = trio.CancelScope()
@@ -185,9 +191,14 @@ class Session:
         """
         self._dropped.cancel()
 
+    @property
+    def volumes(self) -> set[UUID]:
+        """The volumes of which the client has datasets open. Any thread."""
+        return {opened.volume for opened in list(self._datasets.values())}
+
     def uses(self, volume: UUID) -> bool:
         """Return True if the client has a dataset of a volume open."""
-        return any(opened.volume == volume for opened in self._datasets.values())
+        return volume in self.volumes
 
     async def _await_channels(self) -> None:
         """Wait until the client has closed its channels, that is, released its last batches."""
@@ -205,6 +216,7 @@ class Session:
         return {
             "pid": self.peer.pid,
             "uid": self.peer.uid,
+            "socket": self.peer.entrance,
             "datasets": [opened.dataset.name for opened in list(self._datasets.values())],
             "channels": len(channels),
             **total,
@@ -304,7 +316,9 @@ class Session:
             try:
                 return await handler(request)
             except (DlfsError, OSError, MemoryError) as error:
-                _log.info("%s, %s: %s", self.peer, type(request).__name__, error)
+                denied = isinstance(error, OSError) and error.errno == errno.EACCES
+                level = logging.WARNING if denied else logging.INFO
+                _log.log(level, "%s, %s: %s", self.peer, type(request).__name__, error)
                 return Reply(protocol.failure_of(error))
             finally:
                 answered.set()
@@ -320,12 +334,17 @@ class Session:
                     return
                 await self._send(Reply(protocol.Pending()))
 
-    async def _list_volumes(self, _request: protocol.ListVolumes) -> Reply:
-        volumes = self._state.volumes.values()
+    async def _list_volumes(self, request: protocol.ListVolumes) -> Reply:
+        served, access = self._state.volumes.values(), self._state.access
+        volumes = access.readable(self.peer, served)
+        if request.wanted:
+            wanted = [v for v in served if request.wanted in (v.label, str(v.uuid))]
+            if wanted and not access.readable(self.peer, wanted):
+                raise access.refusal(self.peer, request.wanted, wanted[0].uuid)
         return Reply(protocol.Volumes(tuple(protocol.VolumeName(v.uuid, v.label) for v in volumes)))
 
     async def _get_volume(self, request: protocol.GetVolume) -> Reply:
-        volume = self._state.volume(request.volume)
+        volume = self._state.volume_for(self.peer, request.volume)
         await self._state.refresh(volume)
         generation = volume.generation()
         reply = Reply(protocol.VolumeState(describe_volume(generation)))
@@ -341,7 +360,7 @@ class Session:
             raise LimitError(f"open a dataset: expected at most {DATASETS_MAX} on a connection")
         if request.dataset in self._datasets:
             raise UsageError(f"open dataset {request.dataset}: this connection has it open")
-        volume = self._state.volume(request.volume)
+        volume = self._state.volume_for(self.peer, request.volume)
         await self._state.refresh(volume)
         acquire = functools.partial(volume.acquire, request.dataset)
         dataset = await self._state.run_for_volume(volume, acquire)
@@ -356,7 +375,7 @@ class Session:
                 session.members, arena_bytes, native.timeout_ms, samples.span
             )
             reply = Reply(state)
-            shares = self._shares(request.dataset, arena_bytes, samples)
+            shares = self._shares(volume.uuid, request.dataset, arena_bytes, samples)
             generation = self._attach_generation(reply, volume.generation())
             reply.descriptors = [generation, arena]
             self._datasets[request.dataset] = _ClientDataset(
@@ -365,11 +384,13 @@ class Session:
             undone.pop_all()
         return reply
 
-    def _shares(self, uuid: UUID, arena_bytes: int, samples: SampleReader) -> tuple[Share, Share]:
+    def _shares(
+        self, volume: UUID, uuid: UUID, arena_bytes: int, samples: SampleReader
+    ) -> tuple[Share, Share]:
         """Return the bounds on bytes that the client may pin and on the service's other memory."""
         pins = self._state.share(
             self.peer,
-            (uuid, samples.span),
+            (volume, uuid, samples.span),
             int(arena_bytes * PINNED_SHARE),
             int(arena_bytes * PINNED_SHARE_OF_USER),
         )
@@ -378,14 +399,19 @@ class Session:
         ahead = min(len(directory), arena_bytes // mean_bytes)
         most = max(MEMORY_BYTES_MAX, 2 * directory.largest_bytes + 64 * MIB)
         most += ahead * STREAM_SAMPLE_BYTES
-        memory = self._state.share(self.peer, None, most, MEMORY_PROCESSES * most)
+        most_of_user = MEMORY_PROCESSES * most
+        if self.peer.entrance:
+            others = max(0, allowed_bytes() - self._state.cache.memory.size_bytes)
+            most_of_user = min(most_of_user, int(others * MEMORY_OF_SOCKET))
+            most = min(most, most_of_user)
+        memory = self._state.share(self.peer, None, most, most_of_user)
         memory.allow(most)
         if memory.parent is not None:
-            memory.parent.allow(MEMORY_PROCESSES * most)
+            memory.parent.allow(most_of_user)
         return pins, memory
 
     async def _get_segment(self, request: protocol.GetSegment) -> Reply:
-        volume = self._state.volume(request.volume)
+        volume = self._state.volume_for(self.peer, request.volume)
 
         def find(cleanup: ExitStack) -> int:
             directory = cleanup.enter_context(volume.acquire(request.dataset)).directory
@@ -394,7 +420,7 @@ class Session:
             if request.segment == "names":
                 return directory.names_descriptor()
             if request.segment == "attributes":
-                return self._state.cache.attributes(request.dataset).descriptor
+                return self._state.cache.attributes(volume.uuid, request.dataset).descriptor
             raise NotFoundError(f"get segment {request.segment!r} of a dataset: no such segment")
 
         with ExitStack() as cleanup:
@@ -413,7 +439,7 @@ class Session:
         await self._close_ended_channels()
         for owner, most, whose in (
             (self.peer.process, CHANNELS_MAX, "in one process"),
-            (self.peer.uid, CHANNELS_OF_USER_MAX, "of one user"),
+            (self.peer.account, CHANNELS_OF_USER_MAX, f"of {self.peer.user}"),
         ):
             if self._state.channel_counts[owner] >= most:
                 raise LimitError(
@@ -440,20 +466,36 @@ class Session:
         return Reply(protocol.Diagnosis(reason, isinstance(found, MovedError)))
 
     async def _get_statistics(self, _request: protocol.GetStatistics) -> Reply:
-        return Reply(protocol.Statistics(await trio.to_thread.run_sync(self._state.snapshot)))
+        found = await trio.to_thread.run_sync(self._state.snapshot, self.peer)
+        return Reply(protocol.Statistics(found))
 
     async def _attach_volume(self, request: protocol.AttachVolume) -> Reply:
-        self._check_owner("attach")
-        return Reply(await attach(self._state, request.members))
+        self._state.access.check_owner(self.peer, "attach a volume")
+        rule = None
+        if request.readers is not None:
+            rule = AllowList(frozenset(request.readers.users), frozenset(request.readers.groups))
+        return Reply(await attach(self._state, request.members, rule, request.memory_bytes))
 
     async def _detach_volume(self, request: protocol.DetachVolume) -> Reply:
-        self._check_owner("detach")
+        self._state.access.check_owner(self.peer, "detach a volume")
         if request.force:  # to be dropped as other sessions are would take its answer from it
             await self._release(request.volume)
         await detach(self._state, request.volume, force=request.force)
         return Reply(protocol.Detached())
 
+    async def _publish_socket(self, request: protocol.PublishSocket) -> Reply:
+        self._state.access.check_owner(self.peer, "publish a socket")
+        path = await publish(self._state, request.name, request.volumes, request.note)
+        return Reply(protocol.Published(path))
+
+    async def _unpublish_socket(self, request: protocol.UnpublishSocket) -> Reply:
+        self._state.access.check_owner(self.peer, "unpublish a socket")
+        await unpublish(self._state, request.name)
+        return Reply(protocol.Unpublished())
+
     async def _connect_incoming(self, _request: protocol.ConnectIncoming) -> Reply:
+        if self.peer.entrance:
+            raise DeviceError(f"seal: {self.peer.user} may only read", errno.EACCES)
         if self._state.mount is None:
             raise UsageError(
                 "seal: the service has no mount; start it with --mount DIR --incoming AREA"
@@ -470,13 +512,6 @@ class Session:
         await self._revoke_channels(channels)
         for uuid in datasets:
             await self._state.close(self._datasets.pop(uuid).dataset.close)
-
-    def _check_owner(self, verb: str) -> None:
-        if self.peer.uid not in (0, os.geteuid()):
-            raise DeviceError(
-                f"{verb} a volume: user {self.peer.uid} may not; root and the service's user may",
-                errno.EACCES,
-            )
 
 
 def _find_reader(dataset: Dataset, fields: tuple[str, ...]) -> tuple[DatasetSession, SampleReader]:

@@ -61,33 +61,83 @@ class Peer:
         uid: user ID.
         groups: group IDs.
         process: unique name of the process.
+        entrance: name of the published socket that it came through; empty for the service's own
+            socket.
+        note: text by which the published socket's owner knows it, such as a pod's name.
     """
 
     pid: int
     uid: int
     groups: frozenset[int]
     process: str
+    entrance: str = ""
+    note: str = ""
+
+    @property
+    def account(self) -> int | str:
+        """The user whose limits apply: the published socket, whatever users are behind it."""
+        return f"socket {self.entrance}" if self.entrance else self.uid
+
+    @property
+    def user(self) -> str:
+        """The user in words, for messages."""
+        if not self.entrance:
+            return f"user {self.uid}"
+        return f"user {self.uid} behind socket {self.entrance}" + (
+            f" ({self.note})" if self.note else ""
+        )
 
     def __str__(self) -> str:
-        return f"{self.process} of user {self.uid}"
+        return f"{self.process} of {self.user}"
 
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """Users and groups that may use a service, in addition to root and the service's own user.
+    """Users and groups that may use a service, or read one of its volumes.
+
+    Root and the service's own user may as well.
 
     Attributes:
         users: user IDs.
-        groups: group IDs; if empty, the socket's group.
+        groups: group IDs.
     """
 
     users: frozenset[int] = field(default_factory=frozenset)
     groups: frozenset[int] = field(default_factory=frozenset)
 
-    def allows(self, peer: Peer, socket_group: int) -> bool:
-        """Return True if a peer may use the service."""
-        groups = self.groups or {socket_group}
+    def allows(self, peer: Peer, socket_group: int | None = None) -> bool:
+        """Return True if a peer may.
+
+        Args:
+            peer: the process.
+            socket_group: group that may if the list names none: the group of the socket.
+        """
+        groups = self.groups or ({socket_group} if socket_group is not None else set())
         return peer.uid in {0, os.geteuid(), *self.users} or not groups.isdisjoint(peer.groups)
+
+    @property
+    def names_others(self) -> bool:
+        """Return True if it names anyone but root and the service's own user."""
+        return bool(self.groups or self.users - {0, os.geteuid()})
+
+
+def parse_allow_list(text: str) -> AllowList:
+    """Read ``user:NAME`` and ``group:NAME``, joined by commas; names or IDs.
+
+    Raises:
+        UsageError: the text has another form.
+        NotFoundError: there is no such user or group.
+    """
+    users, groups = set(), set()
+    for each in text.split(","):
+        kind, _, name = each.strip().partition(":")
+        if kind not in ("user", "group") or not name:
+            raise UsageError(f"allow {quote(text)}: expected user:NAME or group:NAME, with commas")
+        if kind == "user":
+            users.add(user_number(name))
+        else:
+            groups.add(group_number(name))
+    return AllowList(frozenset(users), frozenset(groups))
 
 
 def user_number(name: str) -> int:
@@ -214,6 +264,14 @@ class Listener:
     path: str
     group: int
     lock: int = -1
+
+    def let_in(self, rule: AllowList | None) -> None:
+        """Let the users that a volume's rule names connect; the service then refuses all others.
+
+        The mode of a socket that systemd created is left as it is.
+        """
+        if self.lock >= 0 and rule is not None and rule.names_others:
+            os.chmod(self.path, MODE_OPEN)
 
     def close(self) -> None:
         """Close the socket; remove its files first, unless systemd created it."""
@@ -342,11 +400,10 @@ def _bind(made: socket.socket, path: str, allow: AllowList) -> int:
     """
     made.bind(path)
     try:
-        groups = allow.groups
-        if len(groups) == 1:
-            os.chown(path, -1, next(iter(groups)))
+        if len(allow.groups) == 1:
+            os.chown(path, -1, next(iter(allow.groups)))
         other_users = allow.users - {0, os.geteuid()}
-        os.chmod(path, MODE_OPEN if other_users or len(groups) > 1 else MODE)
+        os.chmod(path, MODE_OPEN if other_users or len(allow.groups) > 1 else MODE)
         made.listen(BACKLOG)
         return os.stat(path).st_gid
     except OSError:

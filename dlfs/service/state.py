@@ -23,8 +23,9 @@ from dlfs._native.server_channel import ServerChannel, Share
 from dlfs.connection.connection import OpenOptions
 from dlfs.errors import ClosedError, DlfsError, NotFoundError, drop_tracebacks
 from dlfs.fields import FieldSpan
+from dlfs.service.access import Access
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
-from dlfs.service.sockets import Peer
+from dlfs.service.sockets import AllowList, Peer
 from dlfs.store.transaction import Generation
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ _log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-Arena = tuple[UUID, FieldSpan]
-"""A sample memory: the dataset, and the fields of its samples; no fields for whole samples."""
+Arena = tuple[UUID, UUID, FieldSpan]
+"""A sample memory: volume, dataset, and the fields of its samples; no fields for whole samples."""
 
 
 class Refreshes:
@@ -96,6 +97,8 @@ class ServerState:
         cache: cache of their open datasets.
         open_options: options for opening the devices of further volumes.
         mount: mount of the service; None: it has none.
+        access: the rights of its clients, and the published sockets.
+        let_in: lets the users that a volume's rule names connect to the service's own socket.
         attaching: lock of the changes of ``volumes``.
         sessions: the sessions, in order of connection; the values have no meaning.
         channel_counts: open channels of each client process and of each user.
@@ -112,6 +115,8 @@ class ServerState:
     cache: DatasetCache
     open_options: OpenOptions = field(default_factory=OpenOptions)
     mount: ServiceMount | None = None
+    access: Access = field(default_factory=Access)
+    let_in: Callable[[AllowList | None], None] = lambda _rule: None
     attaching: trio.Lock = field(default_factory=trio.Lock)
     sessions: dict[Session, None] = field(default_factory=dict)
     channel_counts: Counter[str | int] = field(default_factory=Counter)
@@ -129,8 +134,12 @@ class ServerState:
     _waits: set[trio.CancelScope] = field(default_factory=set)
     """Scopes of the calls in threads, which a cancellation does not reach before the end."""
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, viewer: Peer | None = None) -> dict[str, Any]:
         """Return the counters of the service, its clients and its open datasets. Any thread.
+
+        Args:
+            viewer: the client that asks, which gets what is counted for the volumes that it may
+                read; None, and the service's owner, get everything.
 
         Returns:
             Plain values for JSON: ``version``, ``pid``, ``uptime_s``; ``volumes``, a list with
@@ -138,19 +147,30 @@ class ServerState:
             ``channels`` and sums of the channels' counters; ``memory``, with the bound of the
             memory for samples, ``memory_bytes``, and its part in use, ``held_bytes``; ``datasets``,
             a list with ``users``, ``cache_bytes``, which a dataset holds of that memory, and the
-            counters of ``reader`` and ``members``.
+            counters of ``reader`` and ``members``. For the owner also ``sockets``, the published
+            ones, a list with ``name``, ``path``, ``note`` and ``volumes``.
         """
+        everything = viewer is None or self.access.is_owner(viewer)
+        volumes = list(self.volumes.values())
+        sessions = list(self.sessions)
+        datasets = self.cache.statistics()
+        memory = self.cache.memory
+        if viewer is not None and not everything:
+            volumes = self.access.readable(viewer, volumes)
+            may = {volume.uuid for volume in volumes}
+            sessions = [
+                each for each in sessions if self.access.sees(viewer, each.peer, each.volumes, may)
+            ]
+            datasets = [each for each in datasets if UUID(each["volume"]) in may]
         return {
             "version": dlfs.__version__,
             "pid": os.getpid(),
             "uptime_s": time.monotonic() - self._started_at_s,
-            "volumes": [
-                {"uuid": str(volume.uuid), "label": volume.label}
-                for volume in list(self.volumes.values())
-            ],
-            "clients": [session.statistics() for session in list(self.sessions)],
-            "memory": self.cache.memory.stats(),
-            "datasets": self.cache.statistics(),
+            "volumes": [{"uuid": str(volume.uuid), "label": volume.label} for volume in volumes],
+            "clients": [session.statistics() for session in sessions],
+            "memory": memory.stats(None if everything else [each.memory for each in volumes]),
+            "datasets": datasets,
+            **({"sockets": self.access.sockets.statistics()} if everything else {}),
         }
 
     def sessions_of(self, volume: UUID) -> list[Session]:
@@ -168,9 +188,20 @@ class ServerState:
             raise NotFoundError(f"find volume {uuid}: this service does not serve it")
         return found
 
+    def volume_for(self, peer: Peer, uuid: UUID) -> ServedVolume:
+        """Return a volume that a client may read, by its UUID.
+
+        Raises:
+            NotFoundError: the service does not serve it.
+            DeviceError: the client may not read it (EACCES).
+        """
+        found = self.volume(uuid)
+        self.access.check_read(peer, found)
+        return found
+
     def count_channels(self, peer: Peer, change: int) -> None:
         """Add to the channel counts of a process and of its user."""
-        for owner in (peer.process, peer.uid):
+        for owner in (peer.process, peer.account):
             self.channel_counts[owner] += change
             if not self.channel_counts[owner]:
                 del self.channel_counts[owner]
@@ -186,7 +217,7 @@ class ServerState:
             bytes_max: bound for one process.
             bytes_of_user_max: bound for all processes of the user.
         """
-        of_user = self.shares.setdefault((peer.uid, arena), Share(bytes_of_user_max, None))
+        of_user = self.shares.setdefault((peer.account, arena), Share(bytes_of_user_max, None))
         return self.shares.setdefault((peer.process, arena), Share(bytes_max, of_user))
 
     async def refresh(self, volume: ServedVolume, *, idle: bool = False) -> None:

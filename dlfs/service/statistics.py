@@ -173,20 +173,27 @@ def member_activity(
     )
 
 
-def by_process(clients: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Combine a snapshot's entries of the connections of each process, by process ID.
+_OF_PROCESS = ("pid", "uid", "socket")
 
-    Numbers are added up, except ``pid`` and ``uid``. ``datasets`` lists each name once.
+
+def by_process(
+    clients: Sequence[Mapping[str, Any]],
+) -> dict[tuple[int, str], dict[str, Any]]:
+    """Combine a snapshot's entries of the connections of each process, by process ID and socket.
+
+    Processes of other PID namespaces have the process ID 0: those of one published socket count as
+    one. Numbers are added up, except ``pid`` and ``uid``. ``datasets`` lists each name once.
     """
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[tuple[int, str], dict[str, Any]] = {}
     for client in clients:
         process = found.setdefault(
-            client["pid"], {"pid": client["pid"], "uid": client["uid"], "datasets": []}
+            (client["pid"], client["socket"]),
+            {**{name: client[name] for name in _OF_PROCESS}, "datasets": []},
         )
         for name, value in client.items():
             if name == "datasets":
                 process[name] = sorted({*process[name], *value})
-            elif name not in ("pid", "uid"):
+            elif name not in _OF_PROCESS:
                 process[name] = process.get(name, 0) + value
     return found
 

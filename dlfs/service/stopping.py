@@ -34,6 +34,8 @@ KILL_WAIT_S = 10.0
 """Longest wait for a killed process to be gone, in seconds."""
 _RECORD_BYTES_MAX = 16384
 _PAUSE_S = 0.02
+_DYING_S = 1.0
+"""Longest wait for a process that has closed its files to be gone, in seconds."""
 
 
 class Ending(StrEnum):
@@ -130,6 +132,9 @@ def _signal(lock: Descriptor, path: str, timeout_s: float) -> Ending:
         if _try_lock(lock):  # it ended by itself, and its ID may be another process's
             return Ending.DEAD
         if process.value >= 0 and not _has_open(record.pid, lock):
+            # A killed process has closed its files in one thread before the others are gone.
+            if _wait(process, _DYING_S) and _try_lock(lock):
+                return Ending.DEAD
             raise DeviceError(
                 f"stop the service at {path}: its lock file names process {record.pid}, which does "
                 "not have it open; another process holds the lock",
@@ -163,6 +168,11 @@ def _signal_and_wait(process: Descriptor, number: signal.Signals, timeout_s: flo
         return True
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(process.value, number)
+    return _wait(process, timeout_s)
+
+
+def _wait(process: Descriptor, timeout_s: float) -> bool:
+    """Return True if a process ends within a time."""
     poll = select.poll()
     poll.register(process.value, select.POLLIN)
     return bool(poll.poll(int(1000 * timeout_s)))

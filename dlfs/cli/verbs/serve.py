@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,9 +14,12 @@ from dlfs.cli.output import log_events, note, print_json
 from dlfs.cli.verbs.mount import FuseOption, NestedOption
 from dlfs.errors import UsageError
 
+if TYPE_CHECKING:
+    from dlfs.service.sockets import AllowList
+
 
 def serve(
-    volumes: Annotated[list[str], typer.Argument(metavar="VOLUME...")],
+    volumes: Annotated[list[str] | None, typer.Argument(metavar="[VOLUME...]")] = None,
     mount: Annotated[str | None, typer.Option(metavar="DIR")] = None,
     nested: NestedOption = False,
     incoming: Annotated[str | None, typer.Option(metavar="STAGING")] = None,
@@ -26,6 +29,8 @@ def serve(
     cache: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
     allow_user: Annotated[list[str] | None, typer.Option(metavar="USER")] = None,
     allow_group: Annotated[list[str] | None, typer.Option(metavar="GROUP")] = None,
+    allow: Annotated[list[str] | None, typer.Option(metavar="VOLUME=READERS")] = None,
+    sockets: Annotated[str | None, typer.Option(metavar="DIR")] = None,
     depth: int = 128,
     background: Annotated[bool, typer.Option("--background")] = False,
     log: Annotated[str | None, typer.Option(metavar="FILE")] = None,
@@ -45,6 +50,9 @@ def serve(
         allow_user: User that may connect, in addition to root and you; repeatable. The socket then
             has mode 666, and this list decides.
         allow_group: Group that may connect, and that owns the socket; repeatable.
+        allow: Who may read a volume, by its label or UUID, instead of all that may connect:
+            user:NAME and group:NAME, with commas; repeatable. They may connect, and read no other.
+        sockets: Directory of the sockets that 'dlfs publish' makes, each for some volumes.
         depth: Operations in flight per member and thread.
         background: Return when clients can connect; 'dlfs stop' ends the service.
         log: Log file of the service in the background.
@@ -54,6 +62,7 @@ def serve(
         dlfs serve photos.img --cache 16GiB --mount mnt
         dlfs serve a.img b.img --metrics localhost:9100
         dlfs serve photos.img --socket dlfs.sock --background
+        dlfs serve a.img b.img --allow a=user:alice,group:lab
     """
     require_trio("serve", "service")
     from dlfs.base.memory_limit import default_service_bytes
@@ -68,7 +77,7 @@ def serve(
     if mount is not None:
         choose_server(MountOptions(incoming=staging, fuse=fuse))  # fails before anything is started
     options = NodeOptions(
-        volumes=volumes,
+        volumes=volumes or [],
         socket=socket,
         mount=mount,
         nested=nested,
@@ -80,6 +89,8 @@ def serve(
             frozenset(map(user_number, allow_user or [])),
             frozenset(map(group_number, allow_group or [])),
         ),
+        rules=_parse_rules(allow or []),
+        sockets=sockets,
         depth=depth,
     )
     if background:
@@ -101,6 +112,23 @@ def serve(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _parse_rules(texts: list[str]) -> dict[str, AllowList]:
+    """Read ``VOLUME=READERS`` of each option.
+
+    Raises:
+        UsageError: one has another form, or a volume has two.
+    """
+    from dlfs.service.sockets import parse_allow_list
+
+    rules: dict[str, AllowList] = {}
+    for text in texts:
+        volume, _, readers = text.rpartition("=")
+        if not volume or volume in rules:
+            raise UsageError(f"serve: expected one --allow VOLUME=READERS a volume, got {text!r}")
+        rules[volume] = parse_allow_list(readers)
+    return rules
 
 
 def _report(path: str, pid: int, log: str | None, *, json: bool) -> None:

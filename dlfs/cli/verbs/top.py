@@ -122,8 +122,8 @@ def screen(before: Snapshot, after: Snapshot, seconds: float, *, rows: int | Non
         sections.append(Section(_MEMBERS, member_table(members), weights, title, rank=2))
     if clients:
         busy = [
-            _rate(earlier.get(pid, client), client, "samples", seconds)
-            for pid, client in clients.items()
+            _rate(earlier.get(key, client), client, "samples", seconds)
+            for key, client in clients.items()
         ]
         sections.append(Section(_PROCESSES, _clients(earlier, clients, seconds), busy, rank=1))
     return Screen(head, sections, rows=rows)
@@ -170,15 +170,17 @@ def _members(
 
 
 def _clients(
-    before: Mapping[int, Mapping[str, Any]], after: Mapping[int, Mapping[str, Any]], seconds: float
+    before: Mapping[tuple[int, str], Mapping[str, Any]],
+    after: Mapping[tuple[int, str], Mapping[str, Any]],
+    seconds: float,
 ) -> Table:
     titles = ("process", "user", "datasets", "callers", "samples/s", "MiB/s", "holds", "refused")
     rows = Table(*titles, right=titles[3:], drop=("callers", "user", "refused"))
-    for pid, client in after.items():
-        earlier = before.get(pid, client)
+    for key, client in after.items():
+        earlier = before.get(key, client)
         rows.add_row(
-            str(pid),
-            str(client["uid"]),
+            str(client["pid"]),
+            client["socket"] or str(client["uid"]),
             ", ".join(client["datasets"]),
             human_count(client["channels"]),
             human_count(round(_rate(earlier, client, "samples", seconds))),

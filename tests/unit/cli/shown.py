@@ -122,7 +122,7 @@ def _answer(scale: int) -> dict[str, Any]:
     """An answer of a busy service."""
     clients = [
         {
-            "pid": 4_194_303 - number, "uid": 65_534,
+            "pid": 4_194_303 - number, "uid": 65_534, "socket": "",
             "datasets": [f"{name}@1" for name in DATASETS],
             "channels": 16, "samples": scale * 5, "sample_bytes": scale * 40_000,
             "pinned_bytes": 17 << 30, "refusals": 12_345,

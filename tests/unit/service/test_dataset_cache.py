@@ -98,7 +98,9 @@ def test_volumes_of_two_chunk_sizes_divide_the_memory(path: str, tmp_path: Path)
                 "held_bytes": held_bytes(cache),
                 "readers": 2,
             }
-        with pytest.raises(LimitError, match=r"128\.0 KiB, and the service has divided its memory"):
+        with pytest.raises(
+            LimitError, match=r"expected 512\.0 KiB of memory .* 0 B of 64\.0 MiB are left"
+        ):
             ServedVolume(paths[2], cache, OpenOptions())
         with ServedVolume(paths[1], cache, OpenOptions()) as again:
             again.refresh()
@@ -125,7 +127,7 @@ def test_a_dataset_is_acquired_while_its_attributes_are_read(
         served.dataset("d", 1) as dataset,
         ThreadPoolExecutor(3) as pool,
     ):
-        waiting = [pool.submit(cache.attributes, dataset.uuid) for _ in range(2)]
+        waiting = [pool.submit(cache.attributes, served.uuid, dataset.uuid) for _ in range(2)]
         try:
             assert reading.wait(100)
             pool.submit(lambda: served.acquire(dataset.uuid).close()).result(timeout=100)

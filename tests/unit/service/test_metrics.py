@@ -14,9 +14,9 @@ from dlfs.service.metrics import MetricsEndpoint, parse_address  # noqa: E402
 SNAPSHOT: dict[str, Any] = {
     "uptime_s": 12.5,
     "clients": [
-        {"pid": 7, "uid": 1000, "datasets": ["d"], "channels": 2, "samples": 10,
+        {"pid": 7, "uid": 1000, "socket": "", "datasets": ["d"], "channels": 2, "samples": 10,
          "pinned_bytes": 4096, "batches": 3},
-        {"pid": 7, "uid": 1000, "datasets": [], "channels": 1, "samples": 5},
+        {"pid": 7, "uid": 1000, "socket": "", "datasets": [], "channels": 1, "samples": 5},
     ],
     "memory": {"memory_bytes": 8000, "held_bytes": 5000, "readers": 2},
     "datasets": [
@@ -85,9 +85,9 @@ def member(**more: str) -> tuple[tuple[str, str], ...]:
         ("dlfs_member_read_seconds_bucket", member(le="+Inf"), 6),
         ("dlfs_member_errors_total", member(), 2),
         ("dlfs_member_lost", member(), 0),
-        ("dlfs_client_samples_total", (("pid", "7"), ("uid", "1000")), 15),
-        ("dlfs_client_channels", (("pid", "7"), ("uid", "1000")), 3),
-        ("dlfs_client_pinned_bytes", (("pid", "7"), ("uid", "1000")), 4096),
+        ("dlfs_client_samples_total", (("pid", "7"), ("socket", ""), ("uid", "1000")), 15),
+        ("dlfs_client_channels", (("pid", "7"), ("socket", ""), ("uid", "1000")), 3),
+        ("dlfs_client_pinned_bytes", (("pid", "7"), ("socket", ""), ("uid", "1000")), 4096),
     ],
 )
 def test_a_scrape_has_the_values_of_the_snapshot(scraped, name, labels, value):

@@ -113,7 +113,7 @@ def session(volume: ServedVolume, snapshot: Callable[[], Any] = dict) -> Iterato
     async def run() -> None:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
         state = state_of(volume)
-        state.snapshot = snapshot
+        state.snapshot = lambda _viewer: snapshot()
         await Session(state, stream, Peer(os.getpid(), os.getuid(), frozenset(), "process 1")).run()
 
     thread = Thread(target=trio.run, args=[run])

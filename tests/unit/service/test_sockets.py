@@ -19,6 +19,7 @@ from dlfs.service.sockets import (
     default_path,
     group_number,
     listen,
+    parse_allow_list,
     path_of,
     peer_of,
     user_number,
@@ -190,6 +191,17 @@ def test_names_of_users_and_groups() -> None:
         user_number("nobody-of-this-name")
     with pytest.raises(NotFoundError, match="there is no such group"):
         group_number("nobody-of-this-name")
+
+
+def test_allow_lists_in_words() -> None:
+    assert parse_allow_list("user:root, group:12,user:7") == AllowList(
+        frozenset({0, 7}), frozenset({12})
+    )
+    for wrong in ("", "root", "user:", "pod:a/b", "user:root,"):
+        with pytest.raises(UsageError, match="expected user:NAME or group:NAME"):
+            parse_allow_list(wrong)
+    assert not AllowList(frozenset({0, os.geteuid()})).names_others
+    assert AllowList(groups=frozenset({0})).names_others
 
 
 def test_default_paths(monkeypatch: pytest.MonkeyPatch) -> None:
