@@ -23,6 +23,7 @@ _FACTORS = {
     "ti": TIB,
 }
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
+_BYTES_MAX = 2.0**63
 
 
 def parse_bytes(text: str) -> int:
@@ -41,7 +42,10 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
         raise UsageError(f"read a size: expected a number and a unit such as 64MiB, got {text!r}")
-    return int(float(match[1]) * _FACTORS[match[2].lower()])
+    count = float(match[1]) * _FACTORS[match[2].lower()]
+    if count > _BYTES_MAX:
+        raise UsageError(f"read a size: expected at most 2^63 bytes, got {text[:40]!r}")
+    return int(count)
 
 
 def format_bytes(count: float) -> str:

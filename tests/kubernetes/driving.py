@@ -105,6 +105,12 @@ class Plant:
     def start(self) -> subprocess.Popen[bytes]:
         """Start the driver, and wait until it answers."""
         self.socket.unlink(missing_ok=True)
+        self.start_process()
+        wait_for(self.socket.exists, lambda: f"the driver: {self.log.read_text()}")
+        return self.driver
+
+    def start_process(self) -> None:
+        """Start the driver."""
         state, run = str(self.folder / "state"), str(self.folder / "run")
         self.driver = self._start(
             self.log,
@@ -112,8 +118,6 @@ class Plant:
             *("--state", state, "--run", run, "--holder", str(self.holder_folder)),
             *self._arguments,
         )
-        wait_for(self.socket.exists, lambda: f"the driver: {self.log.read_text()}")
-        return self.driver
 
     def kill(self) -> None:
         self.driver.kill()

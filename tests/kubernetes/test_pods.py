@@ -51,6 +51,12 @@ def test_a_pod_has_no_rights_and_sees_its_own_mount_only() -> None:
     assert not pod["spec"]["automountServiceAccountToken"]
 
 
+def test_arguments_have_no_variables_of_kubernetes() -> None:
+    spec = parse_attributes({"volumes": "nvme-tcp://h/nqn.2014-08.org:$(HOME)$$?nsid=1"})
+    (container,) = make_pod(Launch("0" * 32, "/h", None, spec), OPTIONS)["spec"]["containers"]
+    assert container["args"][-1] == "nvme-tcp://h/nqn.2014-08.org:$$(HOME)$$$$?nsid=1"
+
+
 def test_pods_are_valid_for_the_newest_versions() -> None:
     validate = pytest.importorskip("kubernetes_validate")
     major, minor, _ = map(int, validate.latest_version().split("."))

@@ -31,7 +31,8 @@ A message is an object in JSON with the field ``op``, and has at most ``MESSAGE_
 A server that sends ``serve`` without descriptors waits for its turn. One that has the mount sends
 it with them, after the holder was killed and started again. While it has the mount, it keeps the
 connection open, and so do all processes that have the descriptor: its end shows that they all have
-ended. An error has the name of a class of ``dlfs.errors``, or ``gone``, and a message.
+ended. The holder receives descriptors from a server only if it has none of the mount. An error has
+the name of a class of ``dlfs.errors``, or ``gone``, and a message.
 
 Holders and servers of different versions talk to each other, so messages stay, and fields are only
 added.

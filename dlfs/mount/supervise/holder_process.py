@@ -355,8 +355,11 @@ class Holder:
         return True
 
     def _receive(self, link: _Link) -> None:
+        # To close a file of a file system that does not answer, or to look at it, takes for ever:
+        # so descriptors of servers are only received where they are needed.
+        needed = link.mount is None or link.mount.kernel < 0
         try:
-            message, descriptors = receive(link.socket, MESSAGE_BYTES_MAX + 1, 2)
+            message, descriptors = receive(link.socket, MESSAGE_BYTES_MAX + 1, 2 if needed else 0)
         except BlockingIOError:
             return
         except OSError:
@@ -518,7 +521,7 @@ class Holder:
         taken: list[int],
     ) -> dict[str, Any]:
         """Have a server wait for its turn, or take back what it has."""
-        if descriptors:
+        if "device" in words:
             _check_types(words, device=str, answers=bool)
             init = _checked_init(words)
             self._take_back(mount, words["device"], descriptors, taken)
@@ -535,14 +538,15 @@ class Holder:
     ) -> None:
         if mount.server is not None:
             raise LockedError(f"process {mount.server.pid} has the mount")
+        if device != mount.device:
+            raise UsageError(f"expected the mount of device {mount.device}, got {device[:40]!r}")
+        if mount.kernel >= 0:
+            return
         kernel = _checked_kernel(descriptors[:1])
         if len(descriptors) != 2 or not _is_memory(descriptors[1]):
             raise UsageError("expected the memory of dataset numbers")
-        if device != mount.device:
-            raise UsageError(f"expected the mount of device {mount.device}, got {device[:40]!r}")
-        if mount.kernel < 0:
-            mount.kernel, mount.numbers = kernel, descriptors[1]
-            taken += descriptors
+        mount.kernel, mount.numbers = kernel, descriptors[1]
+        taken += descriptors
 
     def _admit(self, mount: _Mount) -> None:
         """Give a mount that no server has to the first that waits for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import logging
 import os
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # before gRPC is loaded: nothing forks
 
-from dlfs.errors import DlfsError, UsageError
+from dlfs.errors import DlfsError, LockedError, UsageError
 from dlfs_csi import DRIVER_NAME
 from dlfs_csi.cluster import ACCOUNT, Cluster
 from dlfs_csi.controller import Controller
@@ -29,6 +30,7 @@ from dlfs_csi.records import Records
 from dlfs_csi.service import ControllerService, Identity, NodeService, Watch, make_server
 
 _STOP_SECONDS = 5
+_LOCK_SECONDS = 0.1
 
 _log = logging.getLogger("dlfs_csi")
 
@@ -81,6 +83,7 @@ def _node(options: argparse.Namespace) -> Node:
         records=Records(Path(options.state) / "records"),
         keys=KeyFolders(run / "keys", uid, gid),
         launcher=launcher,
+        stages=run / "stages",
         holder=options.holder,
         server_uid=uid,
         volumes_max=options.volumes_max,
@@ -115,6 +118,30 @@ def _launcher(options: argparse.Namespace, run: Path, uid: int, gid: int) -> Lau
     return PodLauncher(Cluster(options.namespace, options.api, Path(options.account)), pods)
 
 
+def _lock(state: Path, ended: threading.Event) -> int:
+    """Wait for the end of a driver before this one, which may still answer calls while it ends.
+
+    Returns:
+        A descriptor, which holds the lock.
+
+    Raises:
+        LockedError: SIGTERM came meanwhile.
+    """
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    told = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if not told:
+                _log.info("waiting for the end of another driver, which has %s", state)
+                told = True
+        if ended.wait(_LOCK_SECONDS):
+            raise LockedError(f"wait for another driver, which has {state}: ended by a signal")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the driver until SIGTERM or SIGINT; what is published stays."""
     parser = _parser()
@@ -131,27 +158,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     try:
-        node = _node(options) if options.services != "controller" else None
-        controller = None
+        node, controller, lock = None, None, -1
+        if options.services != "controller":
+            lock = _lock(Path(options.state), ended)
+            node = _node(options)
         if options.services != "node":
             controller = Controller(read_pools(Path(options.pools)))
         services: dict[str, object] = {"Identity": Identity(node, controller)}
         if controller is not None:
             services["Controller"] = ControllerService(controller)
-        watch = None
         if node is not None:
             services["Node"] = NodeService(node, options.node_id, redactor)
-            watch = Watch(node)
-            watch.start()
+        watch = None if node is None else Watch(node)
+        if watch is not None:
+            watch.look()
         server = make_server(path, services)
     except (DlfsError, CallError, OSError) as error:
         sys.exit(f"dlfs-csi: {error}")
     server.start()
+    if watch is not None:
+        watch.start()
     _log.info("answering on %s", path)
     ended.wait()
     server.stop(_STOP_SECONDS).wait()
     if watch is not None:
         watch.stop()
+        os.close(lock)
 
 
 if __name__ == "__main__":

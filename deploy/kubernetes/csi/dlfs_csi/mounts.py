@@ -1,9 +1,10 @@
 """Mounts at target paths: makes them, finds them, asks them, and detaches them.
 
-A volume is mounted on its target. If the volume's attributes name a dataset, the directory of that
-dataset is then mounted over it, on the same path: the upper one of two layers. Nobody but a server
-answers a request below a target, so whatever makes one runs in a thread that is not waited for
-longer than the call has time (``Questions``).
+A volume is mounted on a stage, a directory of the driver. When its server answers, the mount, or
+the directory of a dataset in it, is shown at the target (a bind mount), and the stage is cleared:
+so a target never shows what is not ready, or more than its dataset. Nobody but a server answers a
+request below such a mount, so whatever makes one runs in a thread that is not waited for longer
+than the call has time (``Questions``). A server is not trusted either: links are not followed.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ def prepare(target: str) -> None:
     Raises:
         CallError: FAILED_PRECONDITION: something else is there.
     """
+    if os.path.realpath(target) != target:
+        raise _unexpected(target, f"a symbolic link on the way to {os.path.realpath(target)}")
     foreign = [r.file_system_type for r in layers(target) if r.file_system_type != FILE_SYSTEM_TYPE]
     if foreign:
         raise _unexpected(target, f"a mount of type {foreign[0]}")
@@ -87,7 +90,7 @@ def _unexpected(target: str, got: str) -> CallError:
     )
 
 
-def mount_target(target: str) -> tuple[int, str]:
+def mount_stage(stage: str) -> tuple[int, str]:
     """Mount a file system that no server answers yet.
 
     Returns:
@@ -96,22 +99,48 @@ def mount_target(target: str) -> tuple[int, str]:
     Raises:
         DeviceError: the system refused.
     """
-    kernel = mount_file_system(target, MountOptions(allow_other=True).for_kernel())
+    os.makedirs(stage, mode=0o700)
+    kernel = mount_file_system(stage, MountOptions(allow_other=True).for_kernel())
     try:
-        return kernel, layers(target)[-1].device
+        return kernel, layers(stage)[-1].device
     except IndexError:
         os.close(kernel)
-        raise DeviceError(f"mount on {target}: it was unmounted at once") from None
+        raise DeviceError(f"mount on {stage}: it was unmounted at once") from None
 
 
-def bind_dataset(target: str, dataset: str) -> None:
-    """Mount the directory of a dataset over the mount that shows it.
+def clear_stage(stage: str) -> None:
+    """Detach the mount on a stage, and remove the directory, if they are there.
+
+    Raises:
+        DeviceError: the system refuses.
+    """
+    detach_all(stage)
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(stage)
+
+
+def show(stage: str, dataset: str, target: str) -> None:
+    """Mount a volume, or the directory of a dataset, from its stage at a target.
+
+    Dead mounts of DLFS at the target are detached right before.
+
+    Args:
+        stage: the stage, whose server answers.
+        dataset: name of the dataset; empty: the whole volume.
+        target: the target.
 
     Raises:
         FileNotFoundError: there is no such dataset.
+        NotADirectoryError: the server gives something else than a directory.
         OSError: the mount does not answer any more.
     """
-    mount(os.path.join(target, dataset), target, "", BIND, "")
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    directory = os.open(os.path.join(stage, dataset) if dataset else stage, flags)
+    try:
+        detach_all(target)
+        mount(f"/proc/self/fd/{directory}", target, "", BIND, "")
+    finally:
+        os.close(directory)
 
 
 def detach_all(target: str) -> None:

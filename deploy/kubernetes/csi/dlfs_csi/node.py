@@ -1,10 +1,11 @@
 """The node service: publishes volumes at target paths of this node, and takes them away.
 
-The actors of one published volume: the mount at its target; the holder, which keeps the mount's
-descriptor; a server, which takes it from the holder and answers; the record of this driver
-(``records``), which is written before any of them exists and removed after all are gone. Each of
-them may end at any time, this driver too. ``look_after`` brings together what there is: it starts
-servers that have ended, mounts anew what is dead, and removes what a call left that did not end.
+The actors of one published volume: the mount, first on a stage, then at its target; the holder,
+which keeps the mount's descriptor; a server, which takes it from the holder and answers; the record
+of this driver (``records``), which is written before any of them exists and removed after all are
+gone. Each of them may end at any time, this driver too. ``look_after`` brings together what there
+is: it starts servers that have ended, mounts anew what is dead, and removes what a call left that
+did not end.
 
 One call, or look, has a target at a time; another call for it fails with ABORTED.
 """
@@ -12,7 +13,7 @@ One call, or look, has a target at a time; another call for it fails with ABORTE
 from __future__ import annotations
 
 import contextlib
-import functools
+import errno
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from dlfs.errors import DlfsError, LimitError
@@ -42,12 +44,13 @@ from dlfs_csi.mounts import (
     Answer,
     Questions,
     State,
-    bind_dataset,
+    clear_stage,
     detach_all,
     layers,
-    mount_target,
+    mount_stage,
     prepare,
     remove,
+    show,
 )
 from dlfs_csi.records import Record, Records, name_of
 
@@ -68,6 +71,7 @@ NOTE_CHARACTERS = 500
 """Longest part of a target path in the holder's note, where one character may take 6 bytes."""
 
 _PAUSE_S = 0.02
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +119,7 @@ class Node:
         records: the records of this driver.
         keys: the directories of keys.
         launcher: starts servers.
+        stages: directory of the stages of mounts; what an earlier driver left there is cleared.
         holder: the folder of the holder.
         server_uid: the user that servers run as.
         volumes_max: most volumes that may be published on this node.
@@ -128,6 +133,7 @@ class Node:
         records: Records,
         keys: KeyFolders,
         launcher: Launcher,
+        stages: Path,
         holder: str,
         server_uid: int,
         volumes_max: int,
@@ -135,6 +141,7 @@ class Node:
         self._records = records
         self._keys = keys
         self._launcher = launcher
+        self._stages = stages
         self._holder = holder
         self._server_uid = server_uid
         self.volumes_max = volumes_max
@@ -142,6 +149,13 @@ class Node:
         self._questions = Questions()
         self._room = threading.Lock()
         self._restarts: dict[str, _Restarts] = {}
+        self._told: dict[str, str] = {}
+        stages.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in os.listdir(stages):
+            clear_stage(self._stage(name))
+
+    def _stage(self, name: str) -> str:
+        return str(self._stages / name)
 
     # ---- NodePublishVolume -----------------------------------------------------------------------
 
@@ -176,11 +190,14 @@ class Node:
         has_s = PUBLISH_SECONDS if seconds is None else seconds
         deadline_s = began_s + has_s - min(UNDO_SECONDS, has_s / 2)
         with self._taken.take(name_of(target)):
-            if self._is_published(record, secrets, deadline_s):
-                return
-            self._reserve(record)
             try:
+                if self._is_published(record, secrets, deadline_s):
+                    return
                 prepare(target)
+            except (DlfsError, OSError) as error:
+                raise self._failure(error, spec, secrets) from error
+            try:
+                self._reserve(record)
                 self._keys.write(record.name, secrets)
                 self._mount(record, spec, deadline_s)
                 self._records.put(replace(record, published=True))
@@ -206,7 +223,6 @@ class Node:
             if found.has_keys != record.has_keys:
                 self._records.put(replace(found, has_keys=record.has_keys))
             if self._revive(found, deadline_s):
-                self._bind_again(found)
                 return True
         if found is not None or mounted:
             self._undo(record.target)
@@ -241,23 +257,27 @@ class Node:
 
     def _mount(self, record: Record, spec: MountSpec, deadline_s: float) -> None:
         """Mount a volume, and wait until its server answers."""
-        target, name = record.target, record.name
-        folder = self._deposit(record)
+        stage = self._stage(record.name)
+        folder = self._deposit(record, stage)
         self._start(record, spec, folder)
-        self._await(name, target, lambda: os.statvfs(target), deadline_s)
-        if spec.dataset:
-            bind = functools.partial(bind_dataset, target, spec.dataset)
-            try:
-                self._await(name, target, bind, deadline_s)
-            except FileNotFoundError as error:
-                raise CallError(
-                    Code.NOT_FOUND, f"attribute 'dataset': the volume has no {spec.dataset!r}"
-                ) from error
+        self._await(record, lambda: os.statvfs(stage), deadline_s)
+        self._show(record, spec, deadline_s)
 
-    def _deposit(self, record: Record) -> str:
+    def _show(self, record: Record, spec: MountSpec, deadline_s: float) -> None:
+        """Show a volume, whose server answers, at its target."""
+        stage = self._stage(record.name)
+        try:
+            self._await(record, lambda: show(stage, spec.dataset, record.target), deadline_s)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise CallError(
+                Code.NOT_FOUND, f"attribute 'dataset': the volume has no {spec.dataset!r}"
+            ) from error
+        clear_stage(stage)
+
+    def _deposit(self, record: Record, stage: str) -> str:
         """Mount a file system, and give it to the holder. Returns the mount's folder there."""
         target, name = record.target, record.name
-        kernel, device = mount_target(target)
+        kernel, device = mount_stage(stage)
         try:
             note = json.dumps({"by": DRIVER_NAME, "target": target[:NOTE_CHARACTERS]})
             return deposit(
@@ -272,26 +292,26 @@ class Node:
         keys = self._keys.path(record.name) if record.has_keys else None
         self._launcher.start(Launch(record.name, folder, keys, spec))
 
-    def _await(self, name: str, target: str, call: Any, deadline_s: float) -> object:
-        """Return the result of a call that the mount answers, once its server does.
+    def _await(self, record: Record, call: Any, deadline_s: float) -> object:
+        """Return the result of a call that the mount on its stage answers, once its server does.
 
         Raises:
             CallError: the server has ended, or does not answer in time.
             OSError: the call failed.
         """
-        answers = self._questions.ask(target, call)
+        answers = self._questions.ask(self._stage(record.name), call)
         while answers is not None:
             with contextlib.suppress(queue.Empty):
                 result = answers.get(timeout=_PAUSE_S)
                 if isinstance(result, OSError):
                     raise result
                 return result
-            failure = self._launcher.failure(name)
+            failure = self._launcher.failure(record.name)
             if failure is not None:
                 raise failure
             if time.monotonic() >= deadline_s:
                 break
-        raise _late(target)
+        raise _late(record.target)
 
     def _failure(
         self, error: BaseException, spec: MountSpec, secrets: dict[str, str]
@@ -305,7 +325,8 @@ class Node:
         if isinstance(error, DlfsError):
             return CallError(code_of(error), str(error))
         if isinstance(error, OSError):
-            return CallError(Code.INTERNAL, f"publish: {error}")
+            code = Code.RESOURCE_EXHAUSTED if error.errno in _FULL else Code.INTERNAL
+            return CallError(code, f"publish: {error}")
         return error
 
     # ---- NodeUnpublishVolume ---------------------------------------------------------------------
@@ -336,8 +357,10 @@ class Node:
         name = name_of(target)
         found = self._records.get(target)
         if found is not None and found.published:
-            self._records.put(replace(found, published=False))
+            with contextlib.suppress(OSError):  # what a full disk must not keep published
+                self._records.put(replace(found, published=False))
         try:
+            clear_stage(self._stage(name))
             detach_all(target)
             drop(self._holder, name)
         except DlfsError as error:
@@ -346,9 +369,14 @@ class Node:
                 raise _holder_failure(error) from error
         self._launcher.stop(name)
         self._keys.remove(name)
-        remove(target)
+        try:
+            remove(target)
+        except CallError:
+            if found is not None:
+                raise
         self._records.remove(target)
         self._restarts.pop(name, None)
+        self._told.pop(target, None)
 
     # ---- NodeGetVolumeStats ----------------------------------------------------------------------
 
@@ -407,29 +435,47 @@ class Node:
         held = self._held()
 
         def look(record: Record) -> None:
-            with contextlib.suppress(CallError), self._taken.take(record.name):
-                self._look_after(record.target, held.get(record.name))
+            try:
+                with self._taken.take(record.name):
+                    self._look_after(record.target, held.get(record.name))
+            except (CallError, DlfsError, OSError) as error:
+                if not isinstance(error, CallError) or error.code is not Code.ABORTED:
+                    self._tell(record.target, str(error))
 
         with ThreadPoolExecutor(LOOKS_MAX, thread_name_prefix="look") as pool:
             list(pool.map(look, self._records.all()))
         self._remove_strays()
 
+    def _tell(self, target: str, text: str) -> None:
+        """Write to the log what is wrong with a target, unless it is what was written last."""
+        if self._told.get(target) != text:
+            self._told[target] = text
+            _log.warning("%s: %s", target, text)
+
     def _look_after(self, target: str, held: Held | None) -> None:
         record = self._records.get(target)  # again, now that no call has the target
         if record is None:
             return
+        shown = layers(target)
         if not record.published:
-            _log.warning("%s: removing what a call has left that did not end", target)
             self._undo(target)
-        elif not layers(target):
-            _log.warning("%s: it is not mounted any more: removing what is left", target)
+            _log.warning("%s: removed what a call had left that did not end", target)
+        elif not shown:
             self._undo(target)
-        elif held is not None and held.present:
+            _log.warning("%s: it was not mounted any more: removed what was left", target)
+        elif held is not None and held.present and held.device == shown[-1].device:
+            self._supply_server(record, held)
+        elif held is not None and held.present and self._is_staged(held):
             self._supply_server(record, held)
             if held.answers:
-                self._bind_again(record)
+                spec = parse_attributes(record.attributes)
+                self._show(record, spec, time.monotonic() + STATISTICS_SECONDS)
         elif self._questions.state(target, DEAD_SECONDS).state is State.DEAD:
             self._mount_anew(record)
+
+    def _is_staged(self, held: Held) -> bool:
+        """Return True if a mount that is made anew is on its stage, and not at its target yet."""
+        return any(found.device == held.device for found in layers(self._stage(held.name)))
 
     def _supply_server(self, record: Record, held: Held | None) -> None:
         """Start a server of a mount that has none, with pauses between those that fail."""
@@ -441,42 +487,45 @@ class Node:
             return
         failure = self._launcher.failure(record.name)
         if failure is not None:
-            restarts = self._restarts.setdefault(record.name, _Restarts())
-            now_s = time.monotonic()
-            if now_s < restarts.next_s:
+            if not self._is_due(record.name):
                 return
             _log.error("%s: %s; starting another", record.target, failure)
-            restarts.count += 1
-            restarts.next_s = now_s + min(2.0 ** (restarts.count - 1), RESTART_SECONDS_MAX)
         folder = os.path.join(self._holder, "mounts", record.name)
         self._start(record, parse_attributes(record.attributes), folder)
+
+    def _is_due(self, name: str) -> bool:
+        """Return True if the pause after the last attempt is over; the next one is longer."""
+        restarts = self._restarts.setdefault(name, _Restarts())
+        now_s = time.monotonic()
+        if now_s < restarts.next_s:
+            return False
+        restarts.count += 1
+        restarts.next_s = now_s + min(2.0 ** (restarts.count - 1), RESTART_SECONDS_MAX)
+        return True
 
     def _mount_anew(self, record: Record) -> None:
         """Replace a dead mount: programs that look up the target afterwards find the new one.
 
-        Its server is started; if that ends, later looks start others, and programs wait.
+        Its server is started. When that answers, a later look shows the new mount; until then the
+        target shows the dead one: ENOTCONN, and not a directory without files.
         """
+        if not self._is_due(record.name):
+            return
         _log.error("%s: the mount is dead: mounting anew", record.target)
-        detach_all(record.target)
-        with contextlib.suppress(DlfsError):
-            drop(self._holder, record.name)
-        self._launcher.stop(record.name)
+        self._withdraw(record.name)
         try:
-            folder = self._deposit(record)
+            folder = self._deposit(record, self._stage(record.name))
             self._start(record, parse_attributes(record.attributes), folder)
         except (CallError, DlfsError, OSError) as error:
             _log.error("%s: %s", record.target, error)
+            self._withdraw(record.name)
 
-    def _bind_again(self, record: Record) -> None:
-        """Show a dataset at the target of a mount that was made anew, now that it answers."""
-        spec = parse_attributes(record.attributes)
-        if spec.dataset and len(layers(record.target)) == 1:
-            deadline_s = time.monotonic() + STATISTICS_SECONDS
-            bind = functools.partial(bind_dataset, record.target, spec.dataset)
-            try:
-                self._await(record.name, record.target, bind, deadline_s)
-            except OSError as error:
-                _log.error("%s: dataset %r: %s", record.target, spec.dataset, error.strerror)
+    def _withdraw(self, name: str) -> None:
+        """Remove the mount on a stage, what the holder has of it, and its server."""
+        clear_stage(self._stage(name))
+        with contextlib.suppress(DlfsError):
+            drop(self._holder, name)
+        self._launcher.stop(name)
 
     def _remove_strays(self) -> None:
         """Remove what belongs to no record: a call was killed, or a record was lost."""
@@ -485,9 +534,9 @@ class Node:
             with contextlib.suppress(ValueError, AttributeError):
                 if json.loads(held.note).get("by") == DRIVER_NAME:
                     names.add(held.name)
-        for name in sorted(names - {record.name for record in self._records.all()}):
+        for name in sorted(names - self._records.names()):
             with contextlib.suppress(CallError), self._taken.take(name):
-                if self._records.named(name) is None:
+                if name not in self._records.names():
                     self._remove_stray(name)
 
     def _remove_stray(self, name: str) -> None:
@@ -510,6 +559,7 @@ def check_target(target: str) -> str:
     if (
         "\0" in target
         or not target.startswith("/")
+        or target.startswith("//")
         or os.path.normpath(target) != target
         or len(os.fsencode(target)) > TARGET_BYTES_MAX
     ):

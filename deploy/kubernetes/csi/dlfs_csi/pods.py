@@ -86,12 +86,14 @@ def make_pod(launch: Launch, options: PodOptions) -> dict[str, Any]:
         volumes.append(_host_path("keys", str(launch.keys)))
         places.append(("keys", _KEYS))
         environment["CREDENTIALS_DIRECTORY"] = _KEYS
+    words = launch.spec.arguments()
     mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, path in places]
     container = {
         "name": "server",
         "image": options.image,
         "imagePullPolicy": "IfNotPresent",
-        "args": ["mount", "--holder", _HOLDER, *launch.spec.arguments()],
+        # Kubernetes replaces $(NAME) in arguments, and $$ by $.
+        "args": ["mount", "--holder", _HOLDER, *(w.replace("$", "$$") for w in words)],
         "env": [{"name": name, "value": value} for name, value in environment.items()],
         "resources": _resources(launch.spec, options),
         "securityContext": {

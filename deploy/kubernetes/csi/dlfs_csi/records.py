@@ -17,6 +17,7 @@ from dlfs.base.json_records import from_json, to_json
 from dlfs.errors import FormatError
 
 _SUFFIX = ".json"
+_NEW = ".new"
 _NAME_DIGITS = 32
 
 _log = logging.getLogger(__name__)
@@ -64,18 +65,21 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._told: set[Path] = set()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in folder.glob(f"*{_NEW}"):
+            left.unlink()
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{_SUFFIX}"
 
     def get(self, target: str) -> Record | None:
         """Return the record of a target; None if there is none."""
-        return self.named(name_of(target))
+        return self._read(self._path(name_of(target)))
 
-    def named(self, name: str) -> Record | None:
-        """Return the record of the mount of a name; None if there is none."""
-        return self._read(self._path(name))
+    def names(self) -> set[str]:
+        """Return the names of all mounts that have a record, also one that cannot be read."""
+        return {path.stem for path in self._folder.glob(f"*{_SUFFIX}")}
 
     def _read(self, path: Path) -> Record | None:
         try:
@@ -85,7 +89,9 @@ class Records:
         try:
             return from_json(text, Record)
         except FormatError as error:
-            _log.error("%s is no record (%s): ignored", path, error)
+            if path not in self._told:
+                self._told.add(path)
+                _log.error("%s is no record (%s): its mount is left as it is", path, error)
             return None
 
     def all(self) -> list[Record]:
@@ -104,12 +110,16 @@ class Records:
             OSError: the directory cannot be written.
         """
         path = self._path(record.name)
-        temporary = path.with_suffix(".new")
-        with temporary.open("wb") as file:
-            file.write(to_json(record))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
+        temporary = path.with_suffix(_NEW)
+        try:
+            with temporary.open("wb") as file:
+                file.write(to_json(record))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
         self._sync()
 
     def remove(self, target: str) -> None:

@@ -208,8 +208,7 @@ class Watch:
         self._problem = ""
 
     def start(self) -> None:
-        """Look for the first time, then start the thread."""
-        self._look()
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -219,9 +218,10 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(LOOK_SECONDS):
-            self._look()
+            self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Look once."""
         problem = ""
         try:
             self._node.look_after()
@@ -268,7 +268,8 @@ def make_server(path: str, services: dict[str, object]) -> Any:
     """Return a gRPC server on a Unix socket, in place of one that an earlier process has left.
 
     Args:
-        path: path of the socket; only its owner may connect.
+        path: path of the socket; only its owner may connect. No other thread may make files
+            meanwhile, since they would get the socket's permissions.
         services: the services, by their names in ``wire.SERVICES``.
 
     Raises:
