@@ -106,7 +106,11 @@ def receive(link: socket.socket, bytes_max: int, count: int) -> tuple[bytes, lis
     """
     found = array.array("i")
     size = socket.CMSG_LEN(count * found.itemsize)
-    message, controls, _, _ = link.recvmsg(bytes_max, size, socket.MSG_CMSG_CLOEXEC)
+    try:
+        got = link.recvmsg(bytes_max, size, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:  # it has ended with a message unread; its answer comes after that
+        got = link.recvmsg(bytes_max, size, socket.MSG_CMSG_CLOEXEC)
+    message, controls, _, _ = got
     for level, kind, data in controls:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             found.frombytes(data[: len(data) - len(data) % found.itemsize])

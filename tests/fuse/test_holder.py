@@ -276,7 +276,7 @@ def test_rule_55_one_server_at_a_time(world: World) -> None:
 def test_a_server_that_fails_leaves_the_mount_to_the_next(world: World, tmp_path: Path) -> None:
     """The first has read the first request of the kernel, which is answered once."""
     first = world.serve(tmp_path / "missing.img")
-    assert first.wait() == 7
+    assert first.wait() == 3
     assert "missing.img" in world.log.read_text()
     world.serve()
     assert world.reads()

@@ -248,7 +248,8 @@ class _Talk:
             DlfsError: the holder refuses, has ended, or does not answer.
         """
         try:
-            send(self._link, words, descriptors)
+            with contextlib.suppress(BrokenPipeError):  # it has refused, and says why
+                send(self._link, words, descriptors)
             message, _ = receive(self._link, MESSAGE_BYTES_MAX, 0)
         except OSError as error:
             raise self._failure(error) from error

@@ -28,7 +28,9 @@ def test_parse(text: str, size: int) -> None:
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1 PiB", "1..5", "MiB", "1e3", "1 2", "nan", "9" * 400])
+@pytest.mark.parametrize(
+    "text", ["", "x", "-1", "1 PiB", "1..5", "MiB", "1e3", "1 2", "nan", "9" * 400]
+)
 def test_parse_refuses(text: str) -> None:
     with pytest.raises(UsageError, match="read a size"):
         parse_bytes(text)
