@@ -150,3 +150,31 @@ def test_an_account_without_rights_serves(hub: Hub) -> None:
 
         asyncio.run(run())
         assert hub.mounted() == []
+
+
+def test_a_name_of_another_volume_shows_that_one(hub: Hub) -> None:
+    """Also if the earlier one is still in use, and whatever the umask of the hub is."""
+
+    async def run() -> None:
+        spawners = []
+        for user, uri in (
+            ("daemon", volume_of(hub.folder, "old")),
+            ("bin", volume_of(hub.folder, "new")),
+        ):
+            volumes = LocalVolumes(
+                read_table({"photos": {"uri": uri, "everyone": True}}),
+                directory=str(hub.mounts / "of/hub"),
+                dlfs=str(DLFS),
+            )
+            spawners += await start(volumes, user)
+        for spawner, text in zip(spawners, ("of old", "of new"), strict=True):
+            place = spawner.environment["DLFS_VOLUMES"]
+            assert read_as(spawner.user.name, f"{place}/photos/texts/first") == text
+            await volumes.on_stop(spawner)
+
+    umask = os.umask(0o077)
+    try:
+        asyncio.run(run())
+    finally:
+        os.umask(umask)
+    assert hub.mounted() == []

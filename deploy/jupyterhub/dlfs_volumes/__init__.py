@@ -11,8 +11,8 @@ hooks of JupyterHub (``Spawner.pre_spawn_hook``, ``Spawner.post_stop_hook``) by 
 - ``KubernetesVolumes``: servers are pods of kubespawner, with one CSI volume for each volume.
 
 A server finds its volumes in the directory ``$DLFS_VOLUMES``, each by its name in the table. The
-rights hold from the next start of a server. The package needs neither DLFS nor JupyterHub to be
-imported; see docs/jupyterhub.md.
+rights hold from the next start of a server. The package imports neither
+DLFS nor JupyterHub, and needs Python 3.11; see docs/jupyterhub.md.
 """
 
 from .kubernetes import KubernetesVolumes

@@ -4,7 +4,7 @@ The hub, as root, mounts each volume once for all users, where only root and the
 it can reach it, and binds this mount into a directory of each user who may read the volume::
 
     DIRECTORY/volumes             mode 0700
-    DIRECTORY/volumes/NAME        the mount, by ``dlfs mount``: one server, one memory for samples
+    DIRECTORY/volumes/NAME.DIGEST the mount, by ``dlfs mount``: one server, one memory for samples
     DIRECTORY/users/USER          root's; an access control list lets one user in
     DIRECTORY/users/USER/NAME     a bind of the mount
 
@@ -26,11 +26,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import pwd
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -85,7 +87,7 @@ class LocalVolumes:
         self._account = _account(account)
         for volume in volumes:
             check_keys(volume, {0, self._account.pw_uid})
-        self._volumes = {volume.name: volume for volume in volumes}
+        self._volumes = list(volumes)
         self._wait_s = wait_s
         self._directory = os.path.realpath(directory)
         self._origins = f"{self._directory}/volumes"
@@ -109,25 +111,22 @@ class LocalVolumes:
         try:
             name = spawner.user.name
             uid = _account(name).pw_uid
-            volumes = volumes_of(self._volumes.values(), spawner)
+            volumes = volumes_of(self._volumes, spawner)
             for volume in volumes:
                 messages.add(f"Volume {volume.name}: mounting")
-            self._wanted.update(volume.name for volume in volumes)
+            self._wanted.update(map(self._origin, volumes))
             try:
                 reasons = await asyncio.gather(*map(self._mounted, volumes))
-                shown = {v.name: reason for v, reason in zip(volumes, reasons, strict=True)}
+                shown = dict(zip(volumes, reasons, strict=True))
                 place = self._show(name, uid, shown)
             finally:
-                self._wanted.subtract(volume.name for volume in volumes)
+                self._wanted.subtract(map(self._origin, volumes))
             spawner.environment = {**spawner.environment, VARIABLE: place}
-            for volume_name, reason in shown.items():
-                if reason is None:
-                    messages.add(f"Volume {volume_name}: {place}/{volume_name}")
-                else:
-                    messages.add(f"Volume {volume_name}: not mounted: {reason}")
-                    spawner.log.warning(
-                        "dlfs: %s: volume %s: not mounted: %s", name, volume_name, reason
-                    )
+            for volume, reason in shown.items():
+                found = f"not mounted: {reason}" if reason else f"{place}/{volume.name}"
+                messages.add(f"Volume {volume.name}: {found}")
+                if reason:
+                    spawner.log.warning("dlfs: %s: volume %s: %s", name, volume.name, found)
         finally:
             messages.complete()
 
@@ -137,7 +136,7 @@ class LocalVolumes:
         others = [each for each in user.spawners.values() if each is not spawner]
         if not any(each.active for each in others):
             place = self._place(user.name)
-            self._hide(place, keep=())
+            self._hide(place, kept=frozenset())
             with contextlib.suppress(FileNotFoundError):
                 os.rmdir(place)
         self._unmount_unused()
@@ -149,7 +148,7 @@ class LocalVolumes:
         escaped = quote(user, safe="")
         return f"{self._users}/{escaped.replace('.', '%2E') if escaped[:1] == '.' else escaped}"
 
-    def _show(self, user: str, uid: int, reasons: dict[str, str | None]) -> str:
+    def _show(self, user: str, uid: int, reasons: Mapping[Volume, str | None]) -> str:
         """Bind volumes into the directory of a user, and return it.
 
         Args:
@@ -159,35 +158,27 @@ class LocalVolumes:
                 why it is not.
         """
         place = self._place(user)
-        os.makedirs(self._users, mode=0o711, exist_ok=True)
-        os.makedirs(place, mode=0o700, exist_ok=True)
+        self._make_directories()
+        _make_directory(place, 0o700)
         open_to_user(place, uid)
-        self._hide(place, keep=reasons)  # another server of the user may have one that is silent
-        for name, reason in reasons.items():
-            if reason is None:
-                self._bind(name, f"{place}/{name}")
-            else:
-                with open(f"{place}/{name}{REASON_SUFFIX}", "w", encoding="utf-8") as file:
+        mounts = mounts_below(self._directory)
+        origins = {f"{place}/{volume.name}": self._origin(volume) for volume in reasons}
+        # Another server of the user may have a volume that is silent now.
+        kept = {path for path, at in origins.items() if mounts.get(path, "") == mounts.get(at)}
+        self._hide(place, kept)
+        for volume, reason in reasons.items():
+            path = f"{place}/{volume.name}"
+            if reason is not None:
+                with open(f"{path}{REASON_SUFFIX}", "w", encoding="utf-8") as file:
                     os.fchmod(file.fileno(), 0o644)
-                    file.write(f"{name}: not mounted: {reason}\n{ADVICE}\n")
+                    file.write(f"{volume.name}: not mounted: {reason}\n{ADVICE}\n")
+            elif path not in kept:
+                os.mkdir(path)
+                bind(origins[path], path)
         return place
 
-    def _bind(self, name: str, target: str) -> None:
-        """Show a mounted volume in a user's directory; replace a bind of an earlier mount."""
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(target, 0o755)  # makedirs would look at what is mounted there
-        mounts = mounts_below(self._directory)
-        origin = f"{self._origins}/{name}"
-        device = mounts.get(target)
-        if device is not None and device != mounts.get(origin):
-            detach(target)
-            device = None
-        if device is None:
-            bind(origin, target)
-
-    def _hide(self, place: str, keep: Iterable[str]) -> None:
-        """Remove what a user's directory has, but for some volumes."""
-        kept = {f"{place}/{name}" for name in keep}
+    def _hide(self, place: str, kept: Set[str]) -> None:
+        """Remove what a user's directory has, but for some paths."""
         for path in mounts_below(place):
             if path not in kept:
                 detach(path)
@@ -198,19 +189,31 @@ class LocalVolumes:
 
     # ---- mounts ----------------------------------------------------------------------------------
 
+    def _origin(self, volume: Volume) -> str:
+        """Return where a volume is mounted. A name that is given to another one is elsewhere."""
+        settings = (volume.uri, volume.memory, volume.options, volume.keys)
+        digest = hashlib.sha256(repr(settings).encode()).hexdigest()
+        return f"{self._origins}/{volume.name}.{digest[:12]}"
+
+    def _make_directories(self) -> None:
+        """Make the directories above the users' ones, whatever the umask of the hub."""
+        for parent in (*reversed(Path(self._directory).parents), Path(self._directory)):
+            _make_directory(str(parent), 0o755)
+        _make_directory(self._users, 0o711)
+
     async def _mounted(self, volume: Volume) -> str | None:
         """Wait until a volume is mounted. Returns None, or why it is not."""
-        attempt = self._attempts.get(volume.name)
+        attempt = self._attempts.get(self._origin(volume))
         if attempt is None or attempt.done():
             attempt = asyncio.ensure_future(self._mount(volume))
-            self._attempts[volume.name] = attempt
+            self._attempts[self._origin(volume)] = attempt
         try:
             return await asyncio.shield(attempt)
         except OSError as error:  # such as a full disk
             return str(error)
 
     async def _mount(self, volume: Volume) -> str | None:
-        origin = f"{self._origins}/{volume.name}"
+        origin = self._origin(volume)
         device = mounts_below(self._directory).get(origin)
         if device is not None:
             # It is asked in a process, which can be killed if the mount does not answer.
@@ -220,10 +223,9 @@ class LocalVolumes:
             if status != 1:
                 return None if status == 0 else message
             detach(origin)
-        os.makedirs(self._directory, mode=0o711, exist_ok=True)
-        os.makedirs(self._origins, mode=0o700, exist_ok=True)
-        os.makedirs(origin, mode=0o700, exist_ok=True)
+        self._make_directories()
         for path in (self._origins, origin):
+            _make_directory(path, 0o700)
             os.chown(path, self._account.pw_uid, self._account.pw_gid)
         words = [self._dlfs, "--quiet", "mount", "--allow-other", "--no-uring"]
         words += ["--log", f"{origin}.log"]
@@ -234,22 +236,19 @@ class LocalVolumes:
             _remove_mountpoint(origin)
             return message
         if device is not None:
-            self._replace_binds(volume.name, device)
+            for path, found in mounts_below(self._users).items():
+                if found == device:  # a user's bind of the mount that died
+                    detach(path)
+                    bind(origin, path)
         return None
-
-    def _replace_binds(self, name: str, device: str) -> None:
-        """Bind a volume that was mounted anew where users have the mount that died."""
-        for path, found in mounts_below(self._users).items():
-            if found == device:
-                self._bind(name, path)
 
     def _unmount_unused(self) -> None:
         """Unmount the volumes that no user has, and for which no server waits."""
         mounts = mounts_below(self._directory)
-        used = {device for path, device in mounts.items() if path.startswith(self._users)}
+        used = {device for path, device in mounts.items() if path.startswith(f"{self._users}/")}
         for path, device in mounts.items():
-            name = os.path.basename(path)
-            if path != f"{self._origins}/{name}" or device in used or self._wanted[name] > 0:
+            is_origin = os.path.dirname(path) == self._origins
+            if not is_origin or device in used or self._wanted[path] > 0:
                 continue
             detach(path)  # then the server ends by itself
             _remove_mountpoint(path)
@@ -287,6 +286,13 @@ class LocalVolumes:
                 process.kill()  # a dlfs mount that is killed leaves no mount behind
         lines = error.decode(errors="replace").strip().splitlines()
         return process.returncode, lines[-1] if lines else f"exit status {process.returncode}"
+
+
+def _make_directory(path: str, mode: int) -> None:
+    """Make a directory with a mode, if it is not there."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+        os.chmod(path, mode)
 
 
 def _remove_mountpoint(path: str) -> None:

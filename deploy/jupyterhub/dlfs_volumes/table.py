@@ -54,7 +54,7 @@ class Volume:
     everyone: bool = False
     memory: str | None = None
     options: tuple[str, ...] = ()
-    attributes: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, str] = field(default_factory=dict, hash=False)
     keys: str | None = None
     secret: str | None = None
 
