@@ -30,17 +30,18 @@ def read(folder):
     print(len(files), flush=True)
 """
 ROUNDS = """
-import errno
+import errno, time
 while True:
     try:
         read(FOLDER)
     except OSError as error:
         # Of the dead mount; then of root's directory below it; then of the new mount, until the
         # directory of the dataset is over it.
-        known = (errno.ENOTCONN, errno.ECONNABORTED, errno.EACCES, errno.EISDIR)
+        known = (errno.ENOTCONN, errno.ECONNABORTED, errno.EACCES, errno.EISDIR, errno.ENOENT)
         if error.errno not in known:
             raise
         print("dead", errno.errorcode[error.errno], flush=True)
+        time.sleep(0.05)
 """
 """Rounds that go on when the mount has died, until there is another one."""
 

@@ -34,7 +34,7 @@ from tests.support.waiting import retried, wait_for
 
 pytestmark = [pytest.mark.containers]
 
-KILLS = int(os.environ.get("DLFS_CONTAINER_KILLS", "8"))
+KILLS = int(os.environ.get("DLFS_CONTAINER_KILLS", "4"))
 SERVER = 10001
 
 
@@ -142,6 +142,12 @@ class Node:
 
         wait_for(ready, container.logs)
 
+    def logs(self) -> str:
+        """Return what all containers but the readers have printed."""
+        texts = [f"driver:\n{self.driver.logs()}", f"holder:\n{self.holder.logs()}"]
+        pods = list(self.api.pods.values())
+        return "\n".join([*texts, *(f"pod:\n{pod.container.logs()}" for pod in pods)])
+
     def call(self, method: str, **words: Any) -> Any:
         return invoke(self.socket, method, volume_id="v", target_path=str(self.target), **words)
 
@@ -180,6 +186,7 @@ def node(podman: Podman, tmp_path: Path) -> Iterator[Node]:
     made = Node(podman, folder, tmp_path / "account")
     try:
         yield made
+        print(made.logs())
     finally:
         for container in (made.driver, made.holder):
             container.do("rm", "--force", "--time", "0")
@@ -205,6 +212,7 @@ def test_kills_of_driver_holder_servers_and_all_under_readers(podman: Podman, no
             for number in range(KILLS):
                 before = [reader.deaths() for reader in (first, second)]
                 what = ("driver", "holder", "server", "all")[number % 4]
+                print(number, what)
                 timer = threading.Timer(chosen.uniform(0, 0.5), node.kill, [what])
                 timer.start()
                 timer.join()
