@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from dlfs.mount.mountpoint import detach, device_of, find_mount, mount_file_syst
 from dlfs.mount.options import MountOptions
 from dlfs.mount.supervise import holder as holders
 from dlfs.mount.supervise.holder import CONTROL, SERVER, Held, connect, deposit, drop, list_held
-from dlfs.mount.supervise.holder_process import LINKS_MAX, Holder
+from dlfs.mount.supervise.holder_process import CONTROL_LINKS_MAX, LINKS_MAX, Holder
 from tests.fuse.keeping import FILES, NEEDS_KEEPER, drop_caches, make_volume, running_programs
 from tests.fuse.mounting import SECONDS_MAX, Mount, errno_of, wait_for_exit
 from tests.support.processes import PROCESSES, DlfsProcess
@@ -362,6 +363,16 @@ def test_servers_that_are_refused(world: World, tmp_path: Path) -> None:
     assert answer["message"] == f"only root and user {NOBODY} may, got user {NOBODY - 1}"
     with as_user(NOBODY), pytest.raises(DeviceError, match="Permission denied"):
         list_held(world.folder)
+
+
+def test_many_calls_wait_their_turn(world: World) -> None:
+    links = [link_to(world.folder, CONTROL) for _ in range(CONTROL_LINKS_MAX)]
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(list_held, world.folder)
+        for link in links:
+            assert ask(link, {"op": "list", "after": ""})["mounts"]
+            link.close()
+        assert [held.name for held in found.result()] == ["one"]
 
 
 def test_deposits_that_are_refused(world: World, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ MOUNTS_MAX = 1000
 LINKS_MAX = 4
 """Most connections to one mount: of its server, and of those that wait."""
 CONTROL_LINKS_MAX = 16
-"""Most connections to the control socket."""
+"""Most connections to the control socket; others wait."""
 SILENT_SECONDS = 5.0
 """Time after which a connection is closed whose peer has requested nothing, in seconds."""
 LOOK_SECONDS = 1.0
@@ -308,6 +308,10 @@ class Holder:
         return listener
 
     def _accept(self, listener: socket.socket, mount: _Mount | None) -> None:
+        others = sum(each.mount is mount for each in self._links.values())
+        if mount is None and others >= CONTROL_LINKS_MAX:
+            self._poll.modify(listener, 0)  # root waits, until a connection ends
+            return
         try:
             peer, _ = listener.accept()
         except OSError as error:
@@ -316,13 +320,11 @@ class Holder:
             return
         peer.setblocking(False)
         link = _Link(peer, mount)
-        others = sum(each.mount is mount for each in self._links.values())
-        most = CONTROL_LINKS_MAX if mount is None else LINKS_MAX
         if not (_is_own(link.uid) if mount is None else mount.admits(link.uid)):
             allowed = "only root may" if mount is None else f"only root and user {mount.uid} may"
             refusal = _refusal(UsageError(f"{allowed}, got user {link.uid}"))
-        elif others >= most:
-            refusal = _refusal(LimitError(f"expected at most {most} connections"))
+        elif mount is not None and others >= LINKS_MAX:
+            refusal = _refusal(LimitError(f"expected at most {LINKS_MAX} connections"))
         else:
             self._links[peer.fileno()] = link
             if mount is not None:
@@ -339,6 +341,7 @@ class Holder:
         self._unwatch(link.socket)
         mount = link.mount
         if mount is None:
+            self._poll.modify(self._control, select.EPOLLIN)
             return
         mount.links.remove(link)
         if mount.server is link:
