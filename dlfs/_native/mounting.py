@@ -1,6 +1,7 @@
-"""The system call mount(2), which Python does not have.
+"""The system calls that mount, which Python does not have.
 
-Source: mount(2); Linux, fs/fuse/inode.c (fuse_fs_parameters).
+Source: mount(2), open_tree(2), move_mount(2); Linux, include/uapi/linux/mount.h, and
+fs/fuse/inode.c (fuse_fs_parameters).
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ NO_SET_USER_ID = 2
 NO_DEVICES = 4
 BIND = 4096
 """Flags of mounts: MS_RDONLY, MS_NOSUID, MS_NODEV and MS_BIND."""
+
+
+_OPEN_TREE, _MOVE_MOUNT = 428, 429
+_HERE, _EMPTY_PATH, _CLONE = -100, 0x1000, 1
+_SOURCE_IS_DESCRIPTOR, _BENEATH = 0x4, 0x200
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
@@ -35,3 +41,29 @@ def mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
     if call(*words, flags, data.encode()):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), target)
+
+
+def mount_beneath(directory: int, target: str) -> None:
+    """Mount a directory beneath the topmost mount of a target; it shows when that one is detached.
+
+    Args:
+        directory: descriptor of the directory.
+        target: the mount point, on which something is mounted.
+
+    Raises:
+        OSError: the system refused; EINVAL before Linux 6.5.
+    """
+    tree = _call(_OPEN_TREE, directory, b"", _EMPTY_PATH | _CLONE | os.O_CLOEXEC)
+    try:
+        where = os.fsencode(target)
+        _call(_MOVE_MOUNT, tree, b"", _HERE, where, _SOURCE_IS_DESCRIPTOR | _BENEATH)
+    finally:
+        os.close(tree)
+
+
+def _call(number: int, *arguments: int | bytes) -> int:
+    result = int(ctypes.CDLL(None, use_errno=True).syscall(number, *arguments))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from dlfs._native.mounting import BIND, mount
+from dlfs._native.mounting import BIND, mount, mount_beneath
 from dlfs.errors import DeviceError
 from dlfs.mount.mountpoint import (
     FILE_SYSTEM_TYPE,
@@ -122,7 +122,7 @@ def clear_stage(stage: str) -> None:
 def show(stage: str, dataset: str, target: str) -> None:
     """Mount a volume, or the directory of a dataset, from its stage at a target.
 
-    Dead mounts of DLFS at the target are detached right before.
+    It takes the place of a dead mount there: programs never see the directory below.
 
     Args:
         stage: the stage, whose server answers.
@@ -137,8 +137,11 @@ def show(stage: str, dataset: str, target: str) -> None:
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     directory = os.open(os.path.join(stage, dataset) if dataset else stage, flags)
     try:
-        detach_all(target)
-        mount(f"/proc/self/fd/{directory}", target, "", BIND, "")
+        if any(found.file_system_type == FILE_SYSTEM_TYPE for found in layers(target)):
+            mount_beneath(directory, target)
+            detach(target)
+        else:
+            mount(f"/proc/self/fd/{directory}", target, "", BIND, "")
     finally:
         os.close(directory)
 
