@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,12 +34,23 @@ try:
     print(os.listdir(volumes.parent / OTHER / "photos"))
 except OSError as error:
     print("refused:", error.strerror)
+
+import dlfs
+
+try:
+    volume = dlfs.connect(os.environ["DLFS_SERVICE"], volume="photos")
+except dlfs.DeviceError as error:
+    volume = None
+    print(error)
+volume
 """
 
 
 @pytest.fixture
 def world() -> Iterator[tuple[Hub, str, str]]:
     with Hub() as hub, accounts("ann", "bob", home=hub.home) as (ann, bob):
+        photos = volume_of(hub.folder, "photos")
+        service = f"unix:{hub.folder}/service.sock"
         hub.configure(
             f"""
 class Spawner(VolumeProgress, LocalProcessSpawner):
@@ -46,8 +58,9 @@ class Spawner(VolumeProgress, LocalProcessSpawner):
 
 c.JupyterHub.spawner_class = Spawner
 c.Spawner.environment.pop("JUPYTERHUB_SINGLEUSER_APP")
+c.Spawner.environment["DLFS_SERVICE"] = {service!r}
 LocalVolumes(read_table({{
-    "photos": {{"uri": {volume_of(hub.folder, "photos")!r}, "groups": ["vision"]}},
+    "photos": {{"uri": {photos!r}, "groups": ["vision"]}},
     "sounds": {{"uri": {volume_of(hub.folder, "sounds")!r}, "users": [{bob!r}]}},
 }}), directory={str(hub.mounts)!r}, dlfs={str(DLFS)!r}).configure(c)
 c.JupyterHub.load_groups = {{"vision": {{"users": [{ann!r}]}}}}
@@ -55,7 +68,11 @@ c.Authenticator.allowed_users = {{{ann!r}, {bob!r}}}
 """
         )
         hub.start()
+        words = ["--socket", service.removeprefix("unix:"), "--allow", f"photos=user:{ann}"]
+        words += ["--allow-user", bob, "--background", "--log", str(hub.folder / "service.log")]
+        subprocess.run([DLFS, "serve", photos, *words], check=True)
         yield hub, ann, bob
+        subprocess.run([DLFS, "stop", service], check=True)
 
 
 def put_notebook(hub: Hub, user: str, name: str, text: str) -> Path:
@@ -129,4 +146,8 @@ def test_two_users(world: tuple[Hub, str, str]) -> None:
             page.screenshot(path=pictures / f"{own}.png")
             said = page.inner_text(".jp-OutputArea-output")
             assert f"volumes: ['{own}']\nof {own}\n" in said
+            if user == ann:
+                page.wait_for_selector(".jp-OutputArea .dlfs >> text=texts")
+            else:
+                assert "read volume 'photos': user " in said
         browser.close()

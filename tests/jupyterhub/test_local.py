@@ -30,7 +30,7 @@ WAIT_S = 8
 def volume_of(folder: Path, name: str) -> str:
     """Make a volume that only root may read, with one dataset, and return its path."""
     path = folder / f"{name}.img"
-    dlfs.format_volume(str(path), size_bytes=16 << 20)
+    dlfs.format_volume(str(path), size_bytes=16 << 20, label=name)
     path.chmod(0o600)
     with dlfs.open(str(path)) as volume, volume.writer("texts") as writer:
         writer.add("first", f"of {name}".encode())
