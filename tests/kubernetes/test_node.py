@@ -8,11 +8,13 @@ import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dlfs.base.units import MIB
+from dlfs_csi.service import _seconds_left
 from dlfs_csi.wire import Mode
 from tests.kubernetes.conftest import SAMPLES
 from tests.kubernetes.driving import PUBLISHES, Plant, Refused, capability, invoke
@@ -179,6 +181,11 @@ def test_a_call_ends_before_its_deadline_and_leaves_nothing(plant: Plant, target
         with pytest.raises(Refused, match=r"DEADLINE_EXCEEDED: .*no server answered in time"):
             plant.publish(target, uri, timeout_s=3.0)
         wait_for(lambda: plant.left() == [], lambda: f"nothing left, got {plant.left()}")
+
+
+def test_a_call_without_a_deadline_has_none() -> None:
+    for told, seconds in ((9.2e18, None), (None, None), (119.5, 119.5)):
+        assert _seconds_left(SimpleNamespace(time_remaining=lambda told=told: told)) == seconds
 
 
 @pytest.fixture(scope="module")

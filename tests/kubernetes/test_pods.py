@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dlfs.base.units import MIB
+from dlfs.fabric.keys import generate_key
 from dlfs_csi.cluster import Cluster
 from dlfs_csi.context import parse_attributes
 from dlfs_csi.failures import CallError, Code
@@ -19,6 +20,7 @@ from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.conftest import SAMPLES
 from tests.kubernetes.driving import Plant, Refused
 from tests.support.nvme import Namespace, ScriptedTarget, Subsystem
+from tests.support.nvme.authentication import Authentication
 from tests.support.nvme.scripted import DEFAULT_NQN
 from tests.support.volumes import new_volume, write_dataset
 from tests.support.waiting import wait_for
@@ -134,16 +136,23 @@ def test_a_pod_serves_a_mount_and_is_made_again(
         pytest.skip("only root can run this Python")
     namespace = Namespace(16 * MIB)
     account = str(tmp_path / "account")
-    words = ["--servers", "pods", "--image", "dlfs:1", "--api", cluster.url, "--account", account]
-    plant = Plant(user, *words)
+    options = ["--image", "dlfs:1", "--api", cluster.url, "--account", account]
+    plant = Plant(user, "--servers", "pods", *options)
     target = plant.targets / "target"
+    terms = Authentication(generate_key())
+    words = {"attributes": {"dataset": "animals"}, "secrets": {"host": terms.host_key}}
     try:
         with ScriptedTarget([Subsystem(DEFAULT_NQN, [namespace])]) as storage:
             with pytest.raises(Refused, match=r"DATA_LOSS: the server ended \(status 4\)"):
                 plant.publish(target, storage.uri())
             new_volume(storage.uri())
             write_dataset(storage.uri(), "animals", SAMPLES)
-            plant.publish(target, storage.uri(), attributes={"dataset": "animals"})
+        subsystem = Subsystem(DEFAULT_NQN, [namespace], authentication=terms)
+        with ScriptedTarget([subsystem]) as storage:
+            uri = storage.uri(dhchap_key="host")
+            with pytest.raises(Refused, match=r"UNAUTHENTICATED: the server ended \(status 8\)"):
+                plant.publish(target, uri)
+            plant.publish(target, uri, **words)
             assert (target / "cat/0.txt").read_text() == "first"
             (pod,) = cluster.pods.values()
             pod.kill()
@@ -153,7 +162,7 @@ def test_a_pod_serves_a_mount_and_is_made_again(
             assert sorted(path.name for path in target.iterdir()) == ["cat", "dog"]
             plant.unpublish(target)
         assert (cluster.pods, plant.left()) == ({}, [])
-        assert "secret" not in json.dumps(cluster.created)
+        assert terms.host_key.split(":")[2] not in json.dumps(cluster.created)
     finally:
         plant.close()
 

@@ -56,6 +56,8 @@ from dlfs_csi.records import Record, Records, name_of
 
 PUBLISH_SECONDS = 60.0
 """Time for a server to answer where a call has no deadline, in seconds."""
+PUBLISH_SECONDS_MAX = 600.0
+"""Longest time for a server to answer, in seconds."""
 UNDO_SECONDS = 2.0
 """Time of a call that is left to undo what it did, in seconds; at most half of all that it has."""
 STATISTICS_SECONDS = 5.0
@@ -187,7 +189,7 @@ class Node:
             int(request.volume_capability.access_mode.mode),
             has_keys=bool(secrets),
         )
-        has_s = PUBLISH_SECONDS if seconds is None else seconds
+        has_s = PUBLISH_SECONDS if seconds is None else min(seconds, PUBLISH_SECONDS_MAX)
         deadline_s = began_s + has_s - min(UNDO_SECONDS, has_s / 2)
         with self._taken.take(name_of(target)):
             try:

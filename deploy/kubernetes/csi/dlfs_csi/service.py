@@ -36,6 +36,7 @@ from dlfs_csi.wire import (
 
 CALLS_MAX = 64
 """Most calls at a time; more wait."""
+_NO_DEADLINE_SECONDS = 365 * 86400.0
 LOOK_SECONDS = 1.0
 """Time between two looks at what is published, in seconds."""
 
@@ -99,7 +100,7 @@ class NodeService:
     def node_publish_volume(self, request: Any, call: Call) -> Any:
         with self._redactor.hiding(dict(request.secrets)):
             try:
-                self._node.publish(request, call.time_remaining())
+                self._node.publish(request, _seconds_left(call))
             except CallError as error:
                 raise CallError(error.code, self._redactor.clean(str(error))) from None
         return messages.NodePublishVolumeResponse()
@@ -140,6 +141,12 @@ class NodeService:
         return messages.NodeGetInfoResponse(
             node_id=self._node_id, max_volumes_per_node=self._node.volumes_max
         )
+
+
+def _seconds_left(call: Call) -> float | None:
+    """Return the time that a call has left, in seconds; None if it has no deadline."""
+    left_s = call.time_remaining()  # without a deadline, gRPC gives the time until a far year
+    return None if left_s is None or left_s > _NO_DEADLINE_SECONDS else left_s
 
 
 class ControllerService:
