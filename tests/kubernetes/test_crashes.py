@@ -22,8 +22,9 @@ pytestmark = [pytest.mark.root, pytest.mark.fuse]
 KILLS = int(os.environ.get("DLFS_CSI_KILLS", "2"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def node(user: str) -> Iterator[Plant]:
+    """A node of its own for all tests here, each of which leaves nothing of it stopped."""
     plant = Plant(user)
     yield plant
     plant.close()
@@ -123,3 +124,15 @@ def test_after_a_restart_of_the_node_nothing_is_left(node: Plant, volume: Path) 
     node.start_holder()
     node.start()
     wait_for(lambda: node.left() == [], lambda: f"nothing left, got {node.left()}")
+
+
+def test_without_its_holder_the_driver_is_not_ready(node: Plant, volume: Path) -> None:
+    node.holder.kill()
+    node.holder.wait()
+    with pytest.raises(Refused, match=r"FAILED_PRECONDITION: .*none runs there"):
+        node.call("Probe")
+    with pytest.raises(Refused, match=r"UNAVAILABLE: .*none runs there"):
+        node.publish(node.targets / "target", str(volume))
+    node.start_holder()
+    wait_for(lambda: node.left() == [], "the next look")
+    assert node.call("Probe").ready.value

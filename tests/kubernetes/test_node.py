@@ -17,7 +17,7 @@ from dlfs.base.units import MIB
 from dlfs_csi.service import _seconds_left
 from dlfs_csi.wire import Mode
 from tests.kubernetes.conftest import SAMPLES
-from tests.kubernetes.driving import PUBLISHES, Plant, Refused, capability, invoke
+from tests.kubernetes.driving import PUBLISHES, Plant, Refused, capability
 from tests.support.nvme import Namespace, ScriptedTarget, Subsystem
 from tests.support.nvme.authentication import Authentication
 from tests.support.nvme.scripted import DEFAULT_NQN
@@ -232,22 +232,3 @@ def _texts(plant: Plant, key_file: Path) -> Iterator[bytes]:
     for pid in (plant.driver.pid, plant.holder.pid, *plant.servers()):
         for name in ("cmdline", "environ"):
             yield Path(f"/proc/{pid}/{name}").read_bytes()
-
-
-def test_without_its_holder_the_driver_is_not_ready(user: str, volume: Path) -> None:
-    plant = Plant(user)
-    try:
-        plant.holder.kill()
-        plant.holder.wait()
-        for method, code in (
-            ("Probe", "FAILED_PRECONDITION"),
-            ("NodePublishVolume", "UNAVAILABLE"),
-        ):
-            words = {} if method == "Probe" else GOOD | attributes(volumes=str(volume))
-            with pytest.raises(Refused, match=rf"{code}: .*none runs there"):
-                invoke(plant.socket, method, **words)
-        plant.start_holder()
-        wait_for(lambda: plant.left() == [], "the next look")
-        assert plant.call("Probe").ready.value
-    finally:
-        plant.close()
