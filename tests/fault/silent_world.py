@@ -30,6 +30,8 @@ BOUND_S = 3.0
 SLACK_S = 2.0
 WAIT_S = 60.0
 OPTIONS = {"timeout_ms": 500, "reconnect_ms": 500}
+SOUND_TIMEOUT_MS = 2500
+"""Least timeout of the targets that answer, which a busy machine may not run for a while."""
 LATE = {"timeout_ms": 60_000, "reconnect_ms": 0}  # the device itself does not give up in time
 COUNT = 60
 SAMPLES = {b"d%d/%03d" % (i % 3, i): bytes([i + 1]) * 9000 for i in range(COUNT)}
@@ -66,7 +68,9 @@ class World:
         """Return other URIs at each call: nothing is known of them yet."""
         self.opened += 1
         distinct = options | {"keepalive_ms": 10_000 - self.opened}
-        return [target.uri(**distinct) for target in self.targets]
+        sound = distinct | {"timeout_ms": max(options.get("timeout_ms", 0), SOUND_TIMEOUT_MS)}
+        first, *others = self.targets
+        return [first.uri(**distinct), *(target.uri(**sound) for target in others)]
 
     @property
     def copies(self) -> int:
@@ -96,7 +100,7 @@ def make_world(copies: int) -> Iterator[World]:
 
 
 def bound_s(options: dict[str, int]) -> float:
-    operation_ms = options["timeout_ms"] + options["reconnect_ms"]
+    operation_ms = max(options["timeout_ms"], SOUND_TIMEOUT_MS) + options["reconnect_ms"]
     return deadlines.call_timeout_ms([operation_ms]) / 1000
 
 
