@@ -33,7 +33,7 @@ class Volume:
     Attributes:
         name: name of its directory in ``$DLFS_VOLUMES``: small letters, digits and inner hyphens,
             at most 42.
-        uri: URIs of its members, joined by commas, or ``unix:PATH`` of a service that has it.
+        uri: URIs of its members, or absolute paths, joined by commas.
         users: names of JupyterHub users who may read it.
         groups: names of JupyterHub groups whose members may read it.
         everyone: True if every user of the hub may.
@@ -125,7 +125,7 @@ def _check_volume(where: str, volume: Volume) -> None:
         raise TableError(f"{where}: expected 'uri', the URIs of its members; got none")
     for member in volume.uri.split(","):
         # Mounts start in other directories, and on other machines.
-        if "://" not in member and not member.startswith(("/", "unix:/")):
+        if "://" not in member and not member.startswith("/"):
             raise TableError(
                 f"{where}: uri: expected URIs or absolute paths, joined by commas; got {member!r}"
             )
