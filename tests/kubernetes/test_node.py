@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import stat
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 from dlfs.base.units import MIB
+from dlfs.mount import native_server
+from dlfs.mount.mountpoint import device_of
 from dlfs_csi.service import _seconds_left
 from dlfs_csi.wire import Mode
 from tests.kubernetes.conftest import SAMPLES
@@ -102,6 +105,9 @@ def test_a_published_volume_is_read_and_a_call_again_changes_nothing(
         plant.publish(target, str(volume))
     for path, data in SAMPLES.items():
         assert (target / "animals" / path).read_bytes() == data
+    read_ahead = native_server.DEVICES / str(device_of(str(target))) / "read_ahead_kb"
+    if os.access(read_ahead, os.W_OK):
+        assert int(read_ahead.read_text()) == native_server.READ_AHEAD_KIB
     served = plant.servers(target)
     for words in ({"volume_id": "other"}, {"attributes": {"mode": "440"}}):
         with pytest.raises(Refused, match=r"ALREADY_EXISTS: .* is there"):

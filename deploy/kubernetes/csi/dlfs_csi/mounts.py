@@ -28,6 +28,7 @@ from dlfs.mount.mountpoint import (
     mount_file_system,
     parse_mountinfo,
 )
+from dlfs.mount.native_server import widen_read_ahead
 from dlfs.mount.options import MountOptions
 from dlfs_csi.failures import CallError, Code
 
@@ -134,6 +135,8 @@ def show(stage: str, dataset: str, target: str) -> None:
         NotADirectoryError: the server gives something else than a directory.
         OSError: the mount does not answer any more.
     """
+    for found in layers(stage):  # which a server without rights cannot
+        widen_read_ahead(stage, found.device)
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     directory = os.open(os.path.join(stage, dataset) if dataset else stage, flags)
     try:
