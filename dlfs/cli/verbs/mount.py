@@ -65,8 +65,8 @@ def mount(
     """Mount volumes: any program can read DIR/DATASET/PATH; of several, DIR/LABEL/DATASET/PATH.
 
     Args:
-        volumes: The volume: its members' device URIs, joined by commas, or unix:PATH of a service
-            that has it. Several: DIR/LABEL shows each.
+        volumes: The volume: its members' device URIs, joined by commas. Several: DIR/LABEL shows
+            each. A service mounts its volumes itself ('dlfs serve --mount').
         directory: An empty directory.
         foreground: Serve until Ctrl-C or an unmount.
         allow_other: Give other users access, as the mode permits.
@@ -100,7 +100,6 @@ def mount(
         dlfs mount photos.img /mnt/photos
         dlfs mount photos.img mnt --incoming staging
         dlfs mount photos.img sounds.img /mnt/data
-        dlfs mount unix:/run/dlfs/photos.sock mnt --foreground
         dlfs mount --replace /mnt/photos
         dlfs mount --holder /run/dlfs/mount photos.img
     """
