@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.namespaces import in_own_mounts
+
 pytestmark = pytest.mark.root
 
 CHILD = """
@@ -40,7 +42,7 @@ def test_a_name_server_that_is_silent_is_waited_for_as_a_host_is(tmp_path: Path)
     script = (
         'ip link set lo up; mount --bind "$1" "$(readlink -f /etc/resolv.conf)"; exec "$2" -c "$3"'
     )
-    command = ["unshare", "--net", "--mount", "sh", "-ec", script, "sh"]
+    command = in_own_mounts(script, "--net")
     done = subprocess.run(
         [*command, settings, sys.executable, CHILD], capture_output=True, text=True, timeout=120
     )

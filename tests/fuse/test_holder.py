@@ -43,6 +43,7 @@ from dlfs.mount.supervise.holder import CONTROL, SERVER, Held, connect, deposit,
 from dlfs.mount.supervise.holder_process import CONTROL_LINKS_MAX, LINKS_MAX, Holder
 from tests.fuse.keeping import FILES, NEEDS_KEEPER, drop_caches, make_volume, running_programs
 from tests.fuse.mounting import SECONDS_MAX, Mount, errno_of, wait_for_exit
+from tests.support.namespaces import in_own_mounts
 from tests.support.processes import PROCESSES, DlfsProcess
 from tests.support.stopping import stop_process
 from tests.support.waiting import retried, wait_for
@@ -183,7 +184,7 @@ def test_a_server_without_any_rights(world: World) -> None:
     """It is in a mount namespace that has no such mount, and in its own network namespace."""
     world.admit_others()
     rights = ["--bounding-set", "-all", "--inh-caps", "-all", "--no-new-privs"]
-    alone = ["unshare", "-m", "-n", "sh", "-c", f'umount -l {world.directory}; exec "$@"', "sh"]
+    alone = in_own_mounts('exec "$@"', "--net")
     as_nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", *rights]
     words = [sys.executable, "-m", "dlfs.cli", "mount", "--holder", world.mount_folder]
     command = [*alone, *as_nobody, *words, str(world.volume)]

@@ -48,6 +48,7 @@ from dlfs.service.protocol import (
     VolumeState,
 )
 from tests.service.serving import Service, make_samples, make_volume
+from tests.support.namespaces import DETACH_OTHERS
 from tests.support.processes import PROCESSES
 from tests.support.waiting import wait_for
 
@@ -473,6 +474,7 @@ def _be_pod(talk: Connection, source: str, target: str) -> None:
     for options in (["--make-rprivate", "/"], ["--bind", source, target],
                     ["-o", "remount,bind,ro", target]):  # fmt: skip
         subprocess.run(["mount", *options], check=True)
+    subprocess.run(["sh", "-ec", DETACH_OTHERS], check=True)
     os.setgroups([])
     os.setgid(ALICE)
     os.setuid(ALICE)

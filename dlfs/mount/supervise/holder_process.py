@@ -78,6 +78,9 @@ MESSAGES_MAX = 32
 LINES_MAX = 32
 """Most lines of the log about one mount between two looks; later ones are left out."""
 
+NEW_SOCKET = ".new.sock"
+"""Name of a socket until it takes connections."""
+
 _DESCRIPTORS_EACH = 3 + LINKS_MAX
 """Most open files of a mount."""
 _DESCRIPTORS_OTHER = 24 + CONTROL_LINKS_MAX
@@ -242,7 +245,7 @@ class Holder:
 
     def _remove_files(self, name: str) -> None:
         """Remove the files of a mount."""
-        for path in ((MOUNTS, name, SERVER), (STATE, name)):
+        for path in ((MOUNTS, name, SERVER), (MOUNTS, name, NEW_SOCKET), (STATE, name)):
             with contextlib.suppress(OSError):
                 os.unlink(self._path(*path))
         with contextlib.suppress(OSError):
@@ -297,9 +300,10 @@ class Holder:
     def _listen(self, folder: str, name: str, mount: _Mount | None, mode: int) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            bind(listener, folder, name)
-            os.chmod(os.path.join(folder, name), mode)
+            bind(listener, folder, NEW_SOCKET)
+            os.chmod(os.path.join(folder, NEW_SOCKET), mode)
             listener.listen(LINKS_MAX if mount is not None else CONTROL_LINKS_MAX)
+            os.replace(os.path.join(folder, NEW_SOCKET), os.path.join(folder, name))
             listener.setblocking(False)
         except BaseException:
             listener.close()

@@ -25,6 +25,7 @@ from dlfs.diagnosis.finding import Finding, Severity
 from dlfs.diagnosis.machine import Machine
 from tests.fault.silent_world import hang
 from tests.support.memory_groups import memory_group
+from tests.support.namespaces import in_own_mounts
 from tests.support.nvme import DEFAULT_NQN, Namespace, ScriptedTarget, Subsystem
 from tests.support.volumes import new_volume
 from tests.unit.diagnosis.machines import (
@@ -479,7 +480,7 @@ SHARED = {
 @pytest.mark.parametrize("name", SHARED)
 def test_shared_memory_that_cannot_be_used(name: str) -> None:
     command, got = SHARED[name]
-    before = ["unshare", "--mount", "sh", "-c", f'{command} && exec "$@"', "sh"]
+    before = in_own_mounts(f'{command} && exec "$@"')
     found = run_doctor(before=before, code=1)
     assert found["shared memory"][0]["got"] == got
 
@@ -487,7 +488,7 @@ def test_shared_memory_that_cannot_be_used(name: str) -> None:
 @pytest.mark.root
 def test_an_empty_machine_id() -> None:
     command = 'mount --bind /dev/null /etc/machine-id && exec "$@"'
-    found = run_doctor(before=["unshare", "--mount", "sh", "-c", command, "sh"])
+    found = run_doctor(before=in_own_mounts(command))
     assert found["identity"][0]["got"] == "an empty file"
     assert found["identity"][0]["severity"] == ("note" if Machine().container else "error")
 
