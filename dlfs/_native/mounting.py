@@ -13,8 +13,10 @@ from ctypes import c_char_p, c_ulong
 READ_ONLY = 1
 NO_SET_USER_ID = 2
 NO_DEVICES = 4
+NO_PROGRAMS = 8
+REMOUNT = 32
 BIND = 4096
-"""Flags of mounts: MS_RDONLY, MS_NOSUID, MS_NODEV and MS_BIND."""
+"""Flags of mounts: MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT and MS_BIND."""
 
 
 _OPEN_TREE, _MOVE_MOUNT = 428, 429

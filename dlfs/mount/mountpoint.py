@@ -49,6 +49,8 @@ class MountRecord:
     """Device number of the file system as MAJOR:MINOR; unique while a file on it is open."""
     mount_id: str
     """Number of the mount, unique while it is mounted; a rename of a parent does not change it."""
+    root: bytes
+    """Path of the mounted directory in its file system; of a bind mount, that of its source."""
 
 
 def parse_mountinfo(text: bytes) -> list[MountRecord]:
@@ -63,7 +65,8 @@ def parse_mountinfo(text: bytes) -> list[MountRecord]:
                 MountRecord(_unescape(fields[4]), after_separator[0].decode("ascii", "replace"),
                             fields[5].decode("ascii", "replace"),
                             fields[2].decode("ascii", "replace"),
-                            fields[0].decode("ascii", "replace"))
+                            fields[0].decode("ascii", "replace"),
+                            _unescape(fields[3]))
             )  # fmt: skip
     return records
 

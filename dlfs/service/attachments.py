@@ -5,6 +5,7 @@ Threads: the trio loop; what waits for devices runs in worker threads.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
@@ -16,7 +17,7 @@ import trio
 from dlfs.base.wording import quote
 from dlfs.errors import DeviceError, ExistsError, NotFoundError, StaleError, UsageError
 from dlfs.service.dataset_cache import ServedVolume
-from dlfs.service.protocol import Attached, VolumeName
+from dlfs.service.protocol import Attached, PublishSocket, VolumeName
 from dlfs.service.published import PublishedVolume, SocketRecord
 from dlfs.service.sockets import AllowList
 from dlfs.service.state import ServerState
@@ -25,6 +26,8 @@ RULE_ON_MOUNT = (
     "a volume that only some may read cannot be on the service's mount, which all may use; serve "
     "it without --mount, and mount it by 'dlfs mount'"
 )
+_ROOT = AllowList(frozenset({0}), frozenset())
+"""Rule of a volume that is read by root, the service's user, and clients of published sockets."""
 _USE_POLL_S = 0.02
 _ENDING_S = 0.5
 """Time for the ends of clients that closed just before, which the service sees a little later."""
@@ -37,6 +40,8 @@ async def attach(
     members: Sequence[str],
     rule: AllowList | None = None,
     memory_bytes: int | None = None,
+    *,
+    for_sockets: bool = False,
 ) -> Attached:
     """Serve one more volume, and show it in a mount with a directory for each volume.
 
@@ -45,9 +50,11 @@ async def attach(
         members: URIs of the volume's members.
         rule: users and groups that may read it; None: all that may use the service.
         memory_bytes: memory for its samples, if it has a rule; None: a share.
+        for_sockets: detach it with the last socket that is published for it; one that the service
+            serves already is left as it is.
 
     Raises:
-        ExistsError: the service serves it already.
+        ExistsError: the service serves it already, without ``for_sockets``.
         UsageError: it has a rule, and the service shows its volumes on a mount; or it has memory
             without a rule.
         DlfsError: it cannot be opened or shown.
@@ -66,8 +73,12 @@ async def attach(
     try:
         async with state.attaching:
             if volume.uuid in state.volumes:
+                if for_sockets:
+                    volume.close()
+                    return Attached(VolumeName(volume.uuid, volume.label), None)
                 raise ExistsError(f"attach volume {volume.uuid}: it is served already")
             mount = None if state.mount is None else await state.mount.add(volume)
+            volume.for_sockets = for_sockets
             state.volumes[volume.uuid] = volume
     except BaseException:
         volume.close()
@@ -99,45 +110,87 @@ async def detach(state: ServerState, volume: UUID, *, force: bool) -> None:
     _log.info("detached volume %s (%s)", volume, found.label)
 
 
-async def publish(state: ServerState, name: str, wanted: Sequence[str], note: str) -> str:
-    """Publish a socket for volumes that the service serves, and return its path.
+async def publish(state: ServerState, request: PublishSocket) -> str:
+    """Publish a socket, and return its path; attach the volumes that it is to bring.
 
     Raises:
-        NotFoundError: the service does not serve one of them.
+        NotFoundError: the service does not serve one of the volumes.
         UsageError: one has no rule, so its memory is shared with others; or as
             ``PublishedSockets.publish``.
-        DlfsError: as ``PublishedSockets.publish``.
+        DlfsError: as ``attach`` and ``PublishedSockets.publish``.
     """
-    volumes = []
-    for each in wanted:
-        found = [v for v in state.volumes.values() if each in (v.label, str(v.uuid))]
-        if len(found) != 1:
-            raise NotFoundError(
-                f"publish socket {name!r}: expected one volume {quote(each)}, got {len(found)}"
-            )
-        (volume,) = found
-        if volume.rule is None:
-            raise UsageError(
-                f"publish socket {name!r}: volume {quote(each)} has no rule, so its memory is that "
-                "of other volumes too; attach it again with --allow, for example user:root"
-            )
-        volumes.append(
-            PublishedVolume(volume.uuid, volume.members, volume.rule, volume.memory_bytes)
+    try:
+        brought = [await _bring(state, members, request.memory_bytes) for members in request.attach]
+        volumes = [
+            *(_find(state, request.name, wanted) for wanted in request.volumes),
+            *map(state.volume, brought),
+        ]
+        recorded = tuple(_to_publish(request.name, volume) for volume in volumes)
+        return state.access.sockets.publish(SocketRecord(request.name, recorded, request.note))
+    except BaseException:
+        await _detach_unused(state)
+        raise
+
+
+async def _bring(state: ServerState, members: tuple[str, ...], memory_bytes: int | None) -> UUID:
+    """Serve a volume as long as sockets are published for it, unless the service does already."""
+    for volume in state.volumes.values():
+        if volume.members == members:
+            return volume.uuid
+    done = await attach(state, members, _ROOT, memory_bytes, for_sockets=True)
+    return done.volume.uuid
+
+
+def _find(state: ServerState, name: str, wanted: str) -> ServedVolume:
+    """Return the volume of a label or UUID, for which a socket is to be published."""
+    found = [v for v in state.volumes.values() if wanted in (v.label, str(v.uuid))]
+    if len(found) != 1:
+        raise NotFoundError(
+            f"publish socket {name!r}: expected one volume {quote(wanted)}, got {len(found)}"
         )
-    return state.access.sockets.publish(SocketRecord(name, tuple(volumes), note))
+    return found[0]
+
+
+def _to_publish(name: str, volume: ServedVolume) -> PublishedVolume:
+    """Return what the record of a published socket has of a volume."""
+    if volume.rule is None:
+        raise UsageError(
+            f"publish socket {name!r}: volume {quote(volume.label or str(volume.uuid))} has no "
+            "rule, so its memory is that of other volumes too; attach it again with --allow, for "
+            "example user:root"
+        )
+    return PublishedVolume(
+        volume.uuid, volume.members, volume.rule, volume.memory_bytes, volume.for_sockets
+    )
 
 
 async def unpublish(state: ServerState, name: str) -> None:
     """Close a published socket, end its clients and wait until they hold nothing any more.
 
+    Volumes that it has brought are detached, unless other sockets are published for them.
+
     Raises:
         NotFoundError: no such socket is published.
     """
-    state.access.sockets.unpublish(name)
-    while sessions := [session for session in state.sessions if session.peer.entrance == name]:
-        for session in sessions:
-            session.drop()
-        await trio.sleep(_USE_POLL_S)
+    try:
+        state.access.sockets.unpublish(name)
+        while sessions := [s for s in state.sessions if s.peer.entrance == name]:
+            for session in sessions:
+                session.drop()
+            await trio.sleep(_USE_POLL_S)
+    finally:
+        await _detach_unused(state)
+
+
+async def _detach_unused(state: ServerState) -> None:
+    """Detach the volumes that sockets have brought, and for which none is published any more.
+
+    One that root reads at the service's own socket stays until the next call.
+    """
+    for volume in list(state.volumes.values()):
+        if volume.for_sockets and not state.access.sockets.names_for(volume.uuid):
+            with contextlib.suppress(NotFoundError, DeviceError):
+                await detach(state, volume.uuid, force=False)
 
 
 async def serve_recorded(state: ServerState, volume: PublishedVolume) -> None:
@@ -152,6 +205,7 @@ async def serve_recorded(state: ServerState, volume: PublishedVolume) -> None:
         done = await attach(state, volume.members, volume.rule, volume.memory_bytes)
     except ExistsError:  # another socket's record has it too
         return
+    state.volumes[done.volume.uuid].for_sockets = volume.for_sockets
     if done.volume.uuid != volume.uuid:
         await detach(state, done.volume.uuid, force=True)
         raise StaleError(

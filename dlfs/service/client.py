@@ -185,8 +185,10 @@ def detach(
 def publish(
     uri: str,
     name: str,
-    volumes: Sequence[str],
+    volumes: Sequence[str] = (),
     *,
+    attach: Sequence[Members] = (),
+    cache_bytes: int | None = None,
     note: str = "",
     timeout_s: float = ATTACH_TIMEOUT_S,
 ) -> str:
@@ -201,6 +203,10 @@ def publish(
         name: name of the socket: 1 to 64 letters, digits, ``.``, ``_`` and ``-``.
         volumes: label or UUID of each volume; each was attached or served with a rule of who may
             read it.
+        attach: further volumes, each as ``dlfs.open`` takes it. One that the service does not serve
+            is attached for ``user:root``, and detached with the last socket for it.
+        cache_bytes: memory for the samples of each volume that is attached, in bytes; None: a share
+            of what the service has left.
         note: text by which logs and ``dlfs top --json`` know the socket, such as a pod's name.
         timeout_s: longest wait for any message from the service, in seconds; as for ``attach``.
 
@@ -212,11 +218,12 @@ def publish(
         ExistsError: a socket of this name is published for other volumes.
         UsageError: the service publishes no sockets, a volume has no rule, or the name or note is
             malformed.
-        LimitError: the service has as many sockets as it may.
+        LimitError: the service has as many sockets as it may, or no memory left for a volume.
         DeviceError: this user may not publish (EACCES), or the system refuses.
-        DlfsError: the same errors as ``connect``.
+        DlfsError: the service cannot open a volume, or the same errors as ``connect``.
     """
-    request = protocol.PublishSocket(name, tuple(volumes), note)
+    members = tuple(map(split_uris, attach))
+    request = protocol.PublishSocket(name, tuple(volumes), note, members, cache_bytes)
     path = os.path.abspath(path_of(uri))
     with ControlConnection(path, timeout_s, accept_s=TIMEOUT_S) as control:
         return control.request(request, protocol.Published)[0].path

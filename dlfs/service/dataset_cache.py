@@ -245,6 +245,7 @@ class ServedVolume(Closing):
             all that may use the service.
         memory: memory for its samples, which other volumes may share if it has no rule.
         memory_bytes: size of that memory, as given.
+        for_sockets: True if it is detached with the last socket that is published for it.
 
     Raises:
         LimitError: the service has no memory left for it.
@@ -265,6 +266,7 @@ class ServedVolume(Closing):
         self._closed = False
         self.members = split_uris(uri)
         self.memory_bytes = memory_bytes
+        self.for_sockets = False
         self.volume = Volume(LocalConnection(self.members, options))
         try:
             self.rule = find_rule(self.volume)

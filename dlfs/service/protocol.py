@@ -40,7 +40,7 @@ from dlfs.errors import (
 )
 from dlfs.store.info import VolumeInfo
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 FRAME_BYTES_MAX = 1 << 20
 """Longest body of a frame, in bytes. Catalogs and directories may be longer: they travel as
 descriptors."""
@@ -160,13 +160,18 @@ class PublishSocket(Message, frozen=True):
 
     Attributes:
         name: name of the socket.
-        volumes: label or UUID of each volume.
+        volumes: label or UUID of each volume that the service serves.
         note: text by which the caller knows the socket.
+        attach: URIs of the members of each further volume. One that the service does not serve is
+            attached, for root alone, and detached with the last socket that is published for it.
+        memory_bytes: memory for the samples of each volume that is attached; None: a share.
     """
 
     name: str
     volumes: tuple[str, ...]
     note: str = ""
+    attach: tuple[tuple[str, ...], ...] = ()
+    memory_bytes: Count | None = None
 
 
 class UnpublishSocket(Message, frozen=True):

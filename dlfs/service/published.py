@@ -66,12 +66,14 @@ class PublishedVolume:
         members: URIs of its members.
         rule: users and groups that may read it at the service's own socket.
         memory_bytes: memory for its samples; None: a share.
+        for_sockets: it is detached with the last socket that is published for it.
     """
 
     uuid: UUID
     members: tuple[str, ...]
     rule: AllowList
     memory_bytes: int | None = None
+    for_sockets: bool = False
 
 
 @dataclass(frozen=True)

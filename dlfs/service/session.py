@@ -485,8 +485,7 @@ class Session:
 
     async def _publish_socket(self, request: protocol.PublishSocket) -> Reply:
         self._state.access.check_owner(self.peer, "publish a socket")
-        path = await publish(self._state, request.name, request.volumes, request.note)
-        return Reply(protocol.Published(path))
+        return Reply(protocol.Published(await publish(self._state, request)))
 
     async def _unpublish_socket(self, request: protocol.UnpublishSocket) -> Reply:
         self._state.access.check_owner(self.peer, "unpublish a socket")

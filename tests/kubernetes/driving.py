@@ -71,7 +71,12 @@ def server_user() -> str:
 
 
 class Plant:
-    """A node: holder, driver, target paths, and their folder in memory."""
+    """A node: holder, driver, target paths, and their folder in memory.
+
+    Args:
+        user: the user that servers run as.
+        arguments: of the driver, in which ``{folder}`` is that folder.
+    """
 
     def __init__(self, user: str, *arguments: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="dlfs-csi-", dir="/dev/shm"))
@@ -82,7 +87,8 @@ class Plant:
         self.socket = self.folder / "csi.sock"
         self.log = self.folder / "driver.log"
         servers = [] if "--servers" in arguments else ["--servers", "processes"]
-        self._arguments = ["--server-user", user, *servers, *arguments]
+        given = [each.format(folder=self.folder) for each in arguments]
+        self._arguments = ["--server-user", user, *servers, *given]
         self.holder = self.start_holder()
         self.driver = self.start()
 

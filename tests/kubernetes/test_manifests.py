@@ -173,10 +173,33 @@ def test_the_rules_of_pod_security_find(change: dict[str, Any], found: str) -> N
     assert found in violations(spec | change)
 
 
-def test_the_page_shows_the_inline_volume() -> None:
-    """docs/kubernetes.md has the lines of the example, and they are ten."""
-    (pod,) = load(MANIFESTS / "examples/inline-volume.yaml")
+@pytest.mark.parametrize(("name", "number"), [("inline-volume", 0), ("service-volume", -1)])
+def test_the_page_shows_the_volumes_of_examples(name: str, number: int) -> None:
+    """docs/kubernetes.md has the lines of the examples, and they are ten."""
+    (pod,) = load(MANIFESTS / f"examples/{name}.yaml")
     page = Path(ROOT / "docs/kubernetes.md").read_text()
-    shown = re.findall(r"^```yaml\n(volumes:\n.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
+    shown = re.findall(r"^```yaml\n(volumes:\n.*?)^```$", page, re.MULTILINE | re.DOTALL)[number]
     assert yaml.safe_load(shown)["volumes"] == pod["spec"]["volumes"]
     assert len(shown.splitlines()) <= 10
+
+
+def test_driver_and_service_have_the_same_directory_of_sockets() -> None:
+    pods = {
+        each["metadata"]["name"]: each["spec"]["template"]["spec"]
+        for each in objects_of("overlays/service")
+        if each["kind"] == "DaemonSet"
+    }
+    found = []
+    for pod, name, option in (
+        ("dlfs-node", "driver", "--service"),
+        ("dlfs-service", "service", "--socket"),
+    ):
+        (container,) = (each for each in pods[pod]["containers"] if each["name"] == name)
+        (text,) = (each for each in container["args"] if each.startswith(f"{option}="))
+        path = Path(text.partition("=")[2])
+        mounts = {Path(each["mountPath"]): each["name"] for each in container["volumeMounts"]}
+        volumes = {each["name"]: each for each in pods[pod]["volumes"]}
+        found.append((volumes[mounts[path.parent]]["hostPath"]["path"], path.name))
+        if option == "--socket":
+            assert f"--sockets={path.parent}/sockets" in container["args"]
+    assert found == [("/var/lib/dlfs/service", "control.sock")] * 2

@@ -369,6 +369,32 @@ def test_the_next_service_listens_at_the_published_sockets(
     service.stop()
 
 
+def test_a_socket_brings_its_volumes_and_takes_them_along(
+    start: Callable[..., Service], volumes: tuple[str, str], folder: Path
+) -> None:
+    service = start(volumes[0], options=("--allow", "first=user:root"))
+    other = folder / "other.img"
+    other.symlink_to(volumes[1])
+    one, two = (
+        f"unix:{publish(service.uri, name, attach=uris, cache_bytes=4 * MIB)}"
+        for name, uris in (("one", [volumes[1]]), ("two", [volumes[0], str(other)]))
+    )
+    with pytest.raises(NotFoundError):
+        publish(service.uri, "three", ["none"], attach=[volumes[1]])
+    assert read(one) == read(two, "second") == OTHER
+    service.kill()
+    service = start(volumes[0], options=("--allow", "first=user:root"))
+    assert read(two, "first") == SAMPLES
+    unpublish(service.uri, "one")
+    assert read(two, "second") == OTHER
+    unpublish(service.uri, "two")
+    assert [each["label"] for each in service.snapshot()["volumes"]] == ["first"]
+    with pytest.raises(NotFoundError):
+        publish(service.uri, "three", ["none"], attach=[volumes[1]])
+    assert [each["label"] for each in service.snapshot()["volumes"]] == ["first"]
+    service.stop()
+
+
 def _serve_here(uri: str, folder: Path) -> None:
     from dlfs.service.process import NodeOptions, NodeService
 
@@ -467,7 +493,7 @@ def test_publishing_makes_nothing_outside_its_directory(
     assert sorted(os.listdir(folder)) == before
 
 
-def _be_pod(talk: Connection, source: str, target: str) -> None:
+def be_pod(talk: Connection, source: str, target: str) -> None:
     """Read through a socket that is bound to another place, as a user who may not reach its own."""
     library()
     ctypes.CDLL(None, use_errno=True).unshare(0x20000)  # CLONE_NEWNS
@@ -496,7 +522,7 @@ def test_a_socket_that_is_bound_into_a_pod(
     with ours:
         with theirs:
             arguments = theirs, os.path.dirname(path), str(there)
-            pod = PROCESSES.Process(target=_be_pod, args=arguments)
+            pod = PROCESSES.Process(target=be_pod, args=arguments)
             pod.start()
         assert ours.recv() is False
         for _ in range(2):

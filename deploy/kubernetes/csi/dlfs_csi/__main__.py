@@ -28,6 +28,7 @@ from dlfs_csi.pools import read_pools
 from dlfs_csi.processes import ProcessLauncher
 from dlfs_csi.records import Records
 from dlfs_csi.service import ControllerService, Identity, NodeService, Watch, make_server
+from dlfs_csi.sockets import ServiceSockets
 
 _STOP_SECONDS = 5
 _LOCK_SECONDS = 0.1
@@ -53,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         help="what serves mounts [%(default)s]")  # fmt: skip
     add("--server-user", default="65534:65534", metavar="UID:GID",
         help="the user that servers run as [%(default)s]")  # fmt: skip
+    add("--service", default="", metavar="PATH",
+        help="the control socket of the node service, whose --sockets is the directory 'sockets' "
+        "next to it: for volumes with access: service")  # fmt: skip
     add("--volumes-max", type=int, default=64, metavar="N",
         help="most volumes on this node [%(default)s]")  # fmt: skip
     add("--services", choices=("node", "controller", "both"), default="node",
@@ -83,6 +87,7 @@ def _node(options: argparse.Namespace) -> Node:
         records=Records(Path(options.state) / "records"),
         keys=KeyFolders(run / "keys", uid, gid),
         launcher=launcher,
+        sockets=ServiceSockets(options.service),
         stages=run / "stages",
         holder=options.holder,
         server_uid=uid,

@@ -17,6 +17,7 @@ from dlfs.block import parse_uri, split_members
 from dlfs.errors import LimitError, UsageError
 from dlfs.format.names import dataset_name_bytes
 from dlfs.mount.options import BUSY_POLL_US_MAX
+from dlfs.service.published import NOTE_MAX
 from dlfs_csi.failures import CallError, Code
 from dlfs_csi.wire import Mode
 
@@ -24,6 +25,8 @@ FOREIGN_PREFIXES = ("csi.storage.k8s.io/", "storage.kubernetes.io/")
 """Beginnings of the keys that Kubernetes adds. One of them has tokens, so none is stored."""
 
 EPHEMERAL = "csi.storage.k8s.io/ephemeral"
+FILES, SERVICE = "files", "service"
+"""Values of the attribute ``access``: a mount with the samples, or a socket of the node service."""
 READERS = (Mode.SINGLE_NODE_READER_ONLY, Mode.MULTI_NODE_READER_ONLY)
 VOLUMES_MAX = 16
 """Most volumes of one mount."""
@@ -39,6 +42,7 @@ class MountSpec:
 
     Attributes:
         volumes: the volumes, each as the URIs of its members, joined by commas.
+        access: ``FILES`` or ``SERVICE``.
         dataset: the dataset whose directory is shown; empty: the whole mount.
         memory_bytes: memory for samples, in bytes; 0: the server's default.
         uid: owner of the files; None: the user that the server runs as. ``gid`` likewise.
@@ -50,6 +54,7 @@ class MountSpec:
     """
 
     volumes: tuple[str, ...]
+    access: str = FILES
     dataset: str = ""
     memory_bytes: int = 0
     uid: int | None = None
@@ -84,6 +89,12 @@ def _volumes(text: str) -> tuple[str, ...]:
         for member in split_members(volume):
             parse_uri(member)
     return volumes
+
+
+def _access(text: str) -> str:
+    if text not in (FILES, SERVICE):
+        raise UsageError(f"expected {FILES!r} or {SERVICE!r}, got {text!r}")
+    return text
 
 
 def _dataset(text: str) -> str:
@@ -128,6 +139,7 @@ def _writers(text: str) -> str:
 
 KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "volumes": ("volumes", _volumes),
+    "access": ("access", _access),
     "dataset": ("dataset", _dataset),
     "memory": ("memory_bytes", parse_bytes),
     "uid": ("uid", _integer(0, 2**32 - 2)),
@@ -142,6 +154,7 @@ KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "writers": ("", _writers),
 }
 """Attributes of a volume: the field of ``MountSpec``, and what parses the value."""
+_OF_SERVICE = ("volumes", "access", "memory", "writers")
 
 
 def own_attributes(context: Mapping[str, str]) -> dict[str, str]:
@@ -170,6 +183,12 @@ def parse_attributes(context: Mapping[str, str]) -> MountSpec:
     if "volumes" not in fields:
         raise invalid("attribute 'volumes': expected the URIs of a volume's members, got none")
     spec = MountSpec(**fields)
+    of_files = [key for key in own_attributes(context) if key not in _OF_SERVICE]
+    if spec.access == SERVICE and of_files:
+        raise invalid(
+            f"attributes {', '.join(map(repr, of_files))}: expected none of them with access: "
+            f"{SERVICE}; they are for access: {FILES}"
+        )
     if spec.dataset and (spec.nested or len(spec.volumes) > 1):
         raise invalid("attribute 'dataset': expected one volume that is not nested with it")
     return spec
@@ -230,6 +249,16 @@ def check_id(volume_id: str) -> None:
         raise invalid("volume_id: expected an identifier, got none")
     if len(volume_id.encode()) > ID_BYTES_MAX:
         raise invalid(f"volume_id: expected at most {ID_BYTES_MAX} bytes")
+
+
+def pod_note(context: Mapping[str, str]) -> str:
+    """Return the pod that a call is for, as NAMESPACE/POD (SERVICEACCOUNT); empty if not told."""
+    namespace, pod, account = (
+        context.get(f"csi.storage.k8s.io/{key}", "")
+        for key in ("pod.namespace", "pod.name", "serviceAccount.name")
+    )
+    text = f"{namespace}/{pod} ({account})" if pod else ""
+    return "".join(c for c in text if c.isprintable())[:NOTE_MAX]
 
 
 def invalid(message: str) -> CallError:

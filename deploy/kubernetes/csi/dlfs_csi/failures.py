@@ -19,6 +19,7 @@ from dlfs.errors import (
     LimitError,
     LockedError,
     NotFoundError,
+    ServiceLostError,
     SpaceError,
     UsageError,
 )
@@ -68,6 +69,7 @@ _BY_ERROR: dict[type[Exception], Code] = {
     DeviceTimeoutError: Code.UNAVAILABLE,
     DeviceError: Code.UNAVAILABLE,
     FormatError: Code.DATA_LOSS,
+    ServiceLostError: Code.UNAVAILABLE,
     DlfsError: Code.INTERNAL,
 }
 

@@ -1,10 +1,12 @@
 """Mounts at target paths: makes them, finds them, asks them, and detaches them.
 
-A volume is mounted on a stage, a directory of the driver. When its server answers, the mount, or
-the directory of a dataset in it, is shown at the target (a bind mount), and the stage is cleared:
-so a target never shows what is not ready, or more than its dataset. Nobody but a server answers a
-request below such a mount, so whatever makes one runs in a thread that is not waited for longer
-than the call has time (``Questions``). A server is not trusted either: links are not followed.
+A mount is one of DLFS, or a bind mount of the directory of a socket of the node service
+(``sockets``). A volume is mounted on a stage, a directory of the driver. When its server answers,
+the mount, or the directory of a dataset in it, is shown at the target (a bind mount), and the stage
+is cleared: so a target never shows what is not ready, or more than its dataset. Nobody but a server
+answers a request below such a mount, so whatever makes one runs in a thread that is not waited for
+longer than the call has time (``Questions``). A server is not trusted either: links are not
+followed.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import contextlib
 import errno
 import os
 import queue
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +37,11 @@ from dlfs_csi.failures import CallError, Code
 
 _ENDED = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED)
 _LAYERS_MAX = 16
+SOCKET_PREFIX = "csi-"
+"""Beginning of the names of the node service's sockets that the driver has it publish."""
+_SOCKET_ROOT = re.compile(
+    rb".*/" + SOCKET_PREFIX.encode() + rb"[0-9a-f]{32}(//deleted)?", re.DOTALL
+)
 
 
 class State(Enum):
@@ -65,6 +73,11 @@ def layers(target: str) -> list[MountRecord]:
     ]
 
 
+def is_ours(record: MountRecord) -> bool:
+    """Return True if a mount is one that the driver makes."""
+    return record.file_system_type == FILE_SYSTEM_TYPE or bool(_SOCKET_ROOT.fullmatch(record.root))
+
+
 def prepare(target: str) -> None:
     """Make the directory of a target, or check that it can be mounted on.
 
@@ -73,7 +86,7 @@ def prepare(target: str) -> None:
     """
     if os.path.realpath(target) != target:
         raise _unexpected(target, f"a symbolic link on the way to {os.path.realpath(target)}")
-    foreign = [r.file_system_type for r in layers(target) if r.file_system_type != FILE_SYSTEM_TYPE]
+    foreign = [record.file_system_type for record in layers(target) if not is_ours(record)]
     if foreign:
         raise _unexpected(target, f"a mount of type {foreign[0]}")
     try:
@@ -136,11 +149,12 @@ def show(stage: str, dataset: str, target: str) -> None:
         OSError: the mount does not answer any more.
     """
     for found in layers(stage):  # which a server without rights cannot
-        widen_read_ahead(stage, found.device)
+        if found.file_system_type == FILE_SYSTEM_TYPE:
+            widen_read_ahead(stage, found.device)
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     directory = os.open(os.path.join(stage, dataset) if dataset else stage, flags)
     try:
-        if any(found.file_system_type == FILE_SYSTEM_TYPE for found in layers(target)):
+        if any(map(is_ours, layers(target))):
             mount_beneath(directory, target)
             detach(target)
         else:
@@ -150,14 +164,14 @@ def show(stage: str, dataset: str, target: str) -> None:
 
 
 def detach_all(target: str) -> None:
-    """Detach all mounts of DLFS on a target, the topmost first, also if files are open.
+    """Detach all mounts of the driver on a target, the topmost first, also if files are open.
 
     Raises:
         DeviceError: the system refuses.
     """
     for _ in range(_LAYERS_MAX):
         found = layers(target)
-        if not found or found[-1].file_system_type != FILE_SYSTEM_TYPE:
+        if not found or not is_ours(found[-1]):
             return
         detach(target)
     raise DeviceError(f"unmount {target}: expected at most {_LAYERS_MAX} mounts there")

@@ -1,11 +1,12 @@
 """The node service: publishes volumes at target paths of this node, and takes them away.
 
-The actors of one published volume: the mount, first on a stage, then at its target; the holder,
-which keeps the mount's descriptor; a server, which takes it from the holder and answers; the record
-of this driver (``records``), which is written before any of them exists and removed after all are
-gone. Each of them may end at any time, this driver too. ``look_after`` brings together what there
-is: it starts servers that have ended, mounts anew what is dead, and removes what a call left that
-did not end.
+The actors of one volume that is published as files: the mount, first on a stage, then at its
+target; the holder, which keeps the mount's descriptor; a server, which takes it from the holder and
+answers; the record of this driver (``records``), which is written before any of them exists and
+removed after all are gone. A volume that is published as a socket of the node service (``sockets``)
+has a bind mount, the record, and the socket. Each of them may end at any time, this driver too.
+``look_after`` brings together what there is: it starts servers that have ended, mounts anew what is
+dead, and removes what a call left that did not end.
 
 One call, or look, has a target at a time; another call for it fails with ABORTED.
 """
@@ -30,12 +31,14 @@ from dlfs.errors import DlfsError, LimitError
 from dlfs.mount.supervise.holder import Held, deposit, drop, list_held
 from dlfs_csi import DRIVER_NAME
 from dlfs_csi.context import (
+    SERVICE,
     MountSpec,
     check_capability,
     check_id,
     invalid,
     own_attributes,
     parse_attributes,
+    pod_note,
 )
 from dlfs_csi.failures import CallError, Code, code_of
 from dlfs_csi.keys import KeyFolders, check_secrets, missing_keys
@@ -53,6 +56,7 @@ from dlfs_csi.mounts import (
     show,
 )
 from dlfs_csi.records import Record, Records, name_of
+from dlfs_csi.sockets import ServiceSockets
 
 PUBLISH_SECONDS = 60.0
 """Time for a server to answer where a call has no deadline, in seconds."""
@@ -121,6 +125,7 @@ class Node:
         records: the records of this driver.
         keys: the directories of keys.
         launcher: starts servers.
+        sockets: the sockets of the node service.
         stages: directory of the stages of mounts; what an earlier driver left there is cleared.
         holder: the folder of the holder.
         server_uid: the user that servers run as.
@@ -135,6 +140,7 @@ class Node:
         records: Records,
         keys: KeyFolders,
         launcher: Launcher,
+        sockets: ServiceSockets,
         stages: Path,
         holder: str,
         server_uid: int,
@@ -143,6 +149,7 @@ class Node:
         self._records = records
         self._keys = keys
         self._launcher = launcher
+        self._sockets = sockets
         self._stages = stages
         self._holder = holder
         self._server_uid = server_uid
@@ -182,12 +189,15 @@ class Node:
         self._launcher.check(spec)
         secrets = dict(request.secrets)
         check_secrets(secrets)
+        if spec.access == SERVICE:
+            self._sockets.check(spec, context, secrets)
         record = Record(
             target,
             request.volume_id,
             own_attributes(context),
             int(request.volume_capability.access_mode.mode),
             has_keys=bool(secrets),
+            note=pod_note(context),
         )
         has_s = PUBLISH_SECONDS if seconds is None else min(seconds, PUBLISH_SECONDS_MAX)
         deadline_s = began_s + has_s - min(UNDO_SECONDS, has_s / 2)
@@ -219,7 +229,8 @@ class Node:
         found = self._records.get(record.target)
         mounted = bool(layers(record.target))
         if found is not None and found.published and mounted:
-            if replace(found, published=False, has_keys=record.has_keys) != record:
+            same = replace(record, published=True, has_keys=found.has_keys, note=found.note)
+            if found != same:
                 raise CallError(Code.ALREADY_EXISTS, _difference(found, record))
             self._keys.write(record.name, secrets)
             if found.has_keys != record.has_keys:
@@ -232,6 +243,9 @@ class Node:
 
     def _revive(self, record: Record, deadline_s: float) -> bool:
         """Wait until a mount answers again. Returns False if it is dead."""
+        if record.by_service:
+            self._restore_socket(record)
+            return True
         self._supply_server(record, self._held().get(record.name))
         while True:
             left_s = deadline_s - time.monotonic()
@@ -259,6 +273,9 @@ class Node:
 
     def _mount(self, record: Record, spec: MountSpec, deadline_s: float) -> None:
         """Mount a volume, and wait until its server answers."""
+        if record.by_service:
+            self._show_socket(record, spec)
+            return
         stage = self._stage(record.name)
         folder = self._deposit(record, stage)
         self._start(record, spec, folder)
@@ -275,6 +292,21 @@ class Node:
                 Code.NOT_FOUND, f"attribute 'dataset': the volume has no {spec.dataset!r}"
             ) from error
         clear_stage(stage)
+
+    def _show_socket(self, record: Record, spec: MountSpec) -> None:
+        """Have the service publish a socket, and show its directory at the target."""
+        stage = self._stage(record.name)
+        clear_stage(stage)
+        self._sockets.publish(record.name, spec, record.note)
+        self._sockets.bind(record.name, stage)
+        show(stage, "", record.target)
+        clear_stage(stage)
+
+    def _restore_socket(self, record: Record) -> None:
+        """Publish a socket again if the service has lost its records; else it listens by itself."""
+        if not self._sockets.is_shown(record.name, record.target):
+            _log.error("%s: the service has lost its socket: publishing anew", record.target)
+            self._show_socket(record, parse_attributes(record.attributes))
 
     def _deposit(self, record: Record, stage: str) -> str:
         """Mount a file system, and give it to the holder. Returns the mount's folder there."""
@@ -321,7 +353,7 @@ class Node:
         """Return the failure of a call that an error has ended."""
         if isinstance(error, CallError):
             lacking = missing_keys(spec.volumes, secrets)
-            if error.code is Code.UNAUTHENTICATED and lacking:
+            if error.code is Code.UNAUTHENTICATED and lacking and spec.access != SERVICE:
                 return CallError(error.code, f"{error}; the Secret of the volume lacks {lacking}")
             return error
         if isinstance(error, DlfsError):
@@ -364,13 +396,13 @@ class Node:
         try:
             clear_stage(self._stage(name))
             detach_all(target)
-            drop(self._holder, name)
         except DlfsError as error:
-            # A holder that is not there has nothing; one that does not answer is asked again.
-            if found is not None and not isinstance(error, LookupError):
-                raise _holder_failure(error) from error
-        self._launcher.stop(name)
-        self._keys.remove(name)
+            if found is not None:
+                raise CallError(Code.UNAVAILABLE, str(error)) from error
+        if found is not None and found.by_service:
+            self._sockets.withdraw(name)
+        else:
+            self._end_server(name, is_known=found is not None)
         try:
             remove(target)
         except CallError:
@@ -379,6 +411,17 @@ class Node:
         self._records.remove(target)
         self._restarts.pop(name, None)
         self._told.pop(target, None)
+
+    def _end_server(self, name: str, *, is_known: bool) -> None:
+        """Take a mount from the holder, and remove its server and its keys."""
+        try:
+            drop(self._holder, name)
+        except DlfsError as error:
+            # A holder that is not there has nothing; one that does not answer is asked again.
+            if is_known and not isinstance(error, LookupError):
+                raise _holder_failure(error) from error
+        self._launcher.stop(name)
+        self._keys.remove(name)
 
     # ---- NodeGetVolumeStats ----------------------------------------------------------------------
 
@@ -394,6 +437,8 @@ class Node:
         found = self._records.get(path)
         if found is None or found.volume_id != volume_id or not layers(path):
             raise CallError(Code.NOT_FOUND, f"volume {volume_id!r} is not published at {path}")
+        if found.by_service:
+            return self._sockets.answer(found.name)
         answer = self._questions.state(path, STATISTICS_SECONDS)
         if answer.state is State.ANSWERS:
             return answer, ""
@@ -459,12 +504,19 @@ class Node:
         if record is None:
             return
         shown = layers(target)
+        if record.by_service and not (record.published and shown) and not self._is_due(record.name):
+            return  # a service that does not answer is asked now and then
         if not record.published:
             self._undo(target)
             _log.warning("%s: removed what a call had left that did not end", target)
         elif not shown:
             self._undo(target)
             _log.warning("%s: it was not mounted any more: removed what was left", target)
+        elif record.by_service:
+            if self._sockets.is_shown(record.name, target):
+                self._restarts.pop(record.name, None)
+            elif self._is_due(record.name):
+                self._restore_socket(record)
         elif held is not None and held.present and held.device == shown[-1].device:
             self._supply_server(record, held)
         elif held is not None and held.present and self._is_staged(held):
@@ -531,7 +583,7 @@ class Node:
 
     def _remove_strays(self) -> None:
         """Remove what belongs to no record: a call was killed, or a record was lost."""
-        names = self._launcher.names() | set(self._keys.names())
+        names = self._launcher.names() | set(self._keys.names()) | self._sockets.names()
         for held in self._held().values():
             with contextlib.suppress(ValueError, AttributeError):
                 if json.loads(held.note).get("by") == DRIVER_NAME:
@@ -542,11 +594,12 @@ class Node:
                     self._remove_stray(name)
 
     def _remove_stray(self, name: str) -> None:
+        if name in self._sockets.names():
+            _log.warning("removing the socket of mount %s, which has no record", name)
+            self._sockets.withdraw(name)
+            return
         _log.warning("removing the server and the keys of mount %s, which has no record", name)
-        with contextlib.suppress(DlfsError):
-            drop(self._holder, name)
-        self._launcher.stop(name)
-        self._keys.remove(name)
+        self._end_server(name, is_known=False)
 
 
 def check_target(target: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dlfs.base.json_records import from_json, to_json
 from dlfs.errors import FormatError
+from dlfs_csi.context import SERVICE
 
 _SUFFIX = ".json"
 _NEW = ".new"
@@ -39,6 +40,7 @@ class Record:
         mode: the access mode.
         published: the call that published it has succeeded.
         has_keys: the volume has keys.
+        note: the pod, for the log of the node service; empty if it is not known.
     """
 
     target: str
@@ -47,6 +49,12 @@ class Record:
     mode: int = 0
     published: bool = False
     has_keys: bool = False
+    note: str = ""
+
+    @property
+    def by_service(self) -> bool:
+        """True if the volume is shown as a socket of the node service; False: as files."""
+        return self.attributes.get("access") == SERVICE
 
     @property
     def name(self) -> str:

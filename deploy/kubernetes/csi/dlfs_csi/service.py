@@ -113,7 +113,7 @@ class NodeService:
         answer, problem = self._node.statistics(request.volume_id, request.volume_path)
         response = messages.NodeGetVolumeStatsResponse()
         response.volume_condition.abnormal = answer.state is not State.ANSWERS
-        response.volume_condition.message = problem or "the mount answers"
+        response.volume_condition.message = problem or "it answers"
         if answer.space is not None:
             space = answer.space
             block = space.f_frsize
