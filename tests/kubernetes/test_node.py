@@ -6,6 +6,8 @@ import contextlib
 import os
 import socket
 import stat
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +19,9 @@ import pytest
 from dlfs.base.units import MIB
 from dlfs.mount import native_server
 from dlfs.mount.mountpoint import device_of
+from dlfs_csi.failures import CallError, Code
+from dlfs_csi.mounts import Questions
+from dlfs_csi.node import Node
 from dlfs_csi.service import _seconds_left
 from dlfs_csi.wire import Mode
 from tests.kubernetes.conftest import SAMPLES
@@ -25,7 +30,7 @@ from tests.support.nvme import Namespace, ScriptedTarget, Subsystem
 from tests.support.nvme.authentication import Authentication
 from tests.support.nvme.scripted import DEFAULT_NQN
 from tests.support.volumes import new_volume, write_dataset
-from tests.support.waiting import wait_for
+from tests.support.waiting import SECONDS_MAX, wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
 
@@ -239,3 +244,19 @@ def _texts(plant: Plant, key_file: Path) -> Iterator[bytes]:
     for pid in (plant.driver.pid, plant.holder.pid, *plant.servers()):
         for name in ("cmdline", "environ"):
             yield Path(f"/proc/{pid}/{name}").read_bytes()
+
+
+def test_a_question_to_the_mount_of_an_attempt_before_is_waited_for() -> None:
+    questions, ended = Questions(), threading.Event()
+    assert questions.ask("stage", ended.wait) is not None
+    launcher = SimpleNamespace(failure=lambda _name: None)
+    node = SimpleNamespace(_questions=questions, _launcher=launcher, _stage=lambda _name: "stage")
+    record = SimpleNamespace(name="n", target="/t")
+    timer = threading.Timer(0.1, ended.set)
+    timer.start()
+    found = Node._await(node, record, lambda: 5, time.monotonic() + SECONDS_MAX)  # type: ignore[arg-type]
+    assert found == 5
+    timer.join()
+    with pytest.raises(CallError, match="answered in time") as late:
+        Node._await(node, record, lambda: 5, time.monotonic())  # type: ignore[arg-type]
+    assert late.value.code is Code.DEADLINE_EXCEEDED

@@ -333,18 +333,21 @@ class Node:
             CallError: the server has ended, or does not answer in time.
             OSError: the call failed.
         """
-        answers = self._questions.ask(self._stage(record.name), call)
-        while answers is not None:
-            with contextlib.suppress(queue.Empty):
-                result = answers.get(timeout=_PAUSE_S)
-                if isinstance(result, OSError):
-                    raise result
-                return result
+        answers = None
+        while time.monotonic() < deadline_s:
+            # A question to the mount of an attempt before may not have ended yet.
+            answers = answers or self._questions.ask(self._stage(record.name), call)
+            if answers is None:
+                time.sleep(_PAUSE_S)
+            else:
+                with contextlib.suppress(queue.Empty):
+                    result = answers.get(timeout=_PAUSE_S)
+                    if isinstance(result, OSError):
+                        raise result
+                    return result
             failure = self._launcher.failure(record.name)
             if failure is not None:
                 raise failure
-            if time.monotonic() >= deadline_s:
-                break
         raise _late(record.target)
 
     def _failure(
