@@ -318,7 +318,7 @@ class PublishedSockets:
 
     def _remove_files(self, name: str) -> None:
         path = self._path_of(name)
-        for file in (path, self._record_of(name), f"{self._record_of(name)}.new"):
+        for file in (path, _new(path), self._record_of(name), f"{self._record_of(name)}.new"):
             with contextlib.suppress(OSError):
                 os.unlink(file)
         with contextlib.suppress(OSError):  # its owner has put something else there
@@ -376,6 +376,11 @@ def _prepare(directory: str) -> int:
     return lock
 
 
+def _new(path: str) -> str:
+    """Return the name of a socket until clients can connect to it."""
+    return os.path.join(os.path.dirname(path), ".new")
+
+
 def _listen(path: str) -> socket.socket:
     """Listen at a path; replace what a service before has left there.
 
@@ -385,13 +390,15 @@ def _listen(path: str) -> socket.socket:
     with contextlib.suppress(FileExistsError):
         os.mkdir(os.path.dirname(path))
     os.chmod(os.path.dirname(path), 0o755)
+    new = _new(path)
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+        os.unlink(new)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        made.bind(path)
-        os.chmod(path, _MODE)
+        made.bind(new)
+        os.chmod(new, _MODE)
         made.listen(BACKLOG)
+        os.replace(new, path)  # when all clients can connect
     except OSError:
         made.close()
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 DETACH_OTHERS = r"""
 awk '/ - fuse/ { print $5 }' /proc/self/mountinfo | while read -r at; do
-    umount -l "$(printf %b "$at")"
+    umount -l "$(printf %b "$at")" 2>/dev/null || :  # below another one, it is gone with that
 done
 """
 """Script that detaches the copies of FUSE mounts, which would stay after they are unmounted."""
