@@ -48,6 +48,8 @@ NOTE_MAX = 256
 """Longest note of a published socket, in characters."""
 SOCKET_NAME = "dlfs.sock"
 """Name of each socket in its directory."""
+NEW_SOCKET_NAME = ".new"
+"""Its name until clients can connect to it."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MODE = 0o666
@@ -377,8 +379,7 @@ def _prepare(directory: str) -> int:
 
 
 def _new(path: str) -> str:
-    """Return the name of a socket until clients can connect to it."""
-    return os.path.join(os.path.dirname(path), ".new")
+    return os.path.join(os.path.dirname(path), NEW_SOCKET_NAME)
 
 
 def _listen(path: str) -> socket.socket:

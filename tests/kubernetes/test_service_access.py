@@ -15,6 +15,7 @@ import pytest
 
 from dlfs.fabric.keys import generate_key
 from dlfs.service.client import unpublish
+from dlfs.service.published import NEW_SOCKET_NAME
 from dlfs_csi import sockets
 from dlfs_csi.failures import CallError, Code
 from dlfs_csi.mounts import SOCKET_PREFIX
@@ -192,6 +193,8 @@ def test_pods_read_on_when_service_and_driver_die(site: Site) -> None:
     unpublish(site.service.uri, SOCKET_PREFIX + name_of(str(target)))  # as if it had lost it
     assert retried(lambda: read(uri(target)), OSError) == SAMPLES
     site.service.close()
+    directory = site.control.parent / "sockets" / (SOCKET_PREFIX + name_of(str(target)))
+    (directory / NEW_SOCKET_NAME).touch()  # of a service that was killed as it began to listen
     plant.unpublish(target)
     assert site.left() == []
     site.start()

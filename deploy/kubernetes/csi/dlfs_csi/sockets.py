@@ -37,7 +37,7 @@ from dlfs.errors import (
     UsageError,
 )
 from dlfs.service.client import get_statistics, publish, unpublish
-from dlfs.service.published import SOCKET_NAME
+from dlfs.service.published import NEW_SOCKET_NAME, SOCKET_NAME
 from dlfs_csi.context import EPHEMERAL, MountSpec, invalid
 from dlfs_csi.failures import CallError, Code, code_of
 from dlfs_csi.keys import missing_keys
@@ -189,7 +189,9 @@ class ServiceSockets:
                 contextlib.suppress(FileNotFoundError, NotADirectoryError),
                 self._opened(_SOCKETS, socket) as directory,
             ):
-                os.unlink(SOCKET_NAME, dir_fd=directory)
+                for each in (SOCKET_NAME, NEW_SOCKET_NAME):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(each, dir_fd=directory)
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.rmdir(socket, dir_fd=sockets)
             return True
