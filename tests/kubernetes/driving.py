@@ -62,6 +62,15 @@ def invoke(path: Path, method: str, timeout_s: float = CALL_SECONDS, **words: An
             raise Refused(error.code().name, error.details()) from None
 
 
+def error_of(target: Path) -> int:
+    """Return the errno of a request to a mount; 0 if it answers."""
+    try:
+        os.statvfs(target)
+    except OSError as error:
+        return error.errno or 0
+    return 0
+
+
 def server_user() -> str:
     """Return a user without rights who can run this Python, or root, without capabilities."""
     command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubernetes.driving import Plant, Refused
+from tests.kubernetes.driving import Plant, Refused, error_of
 from tests.support.waiting import retried, wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
@@ -28,15 +28,6 @@ def node(user: str) -> Iterator[Plant]:
     plant = Plant(user)
     yield plant
     plant.close()
-
-
-def error_of(target: Path) -> int:
-    """Return the errno of a request to a mount; 0 if it answers."""
-    try:
-        os.statvfs(target)
-    except OSError as error:
-        return error.errno or 0
-    return 0
 
 
 def test_driver_that_is_killed_at_any_moment_finds_everything_again(

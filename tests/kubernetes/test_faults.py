@@ -20,7 +20,7 @@ from dlfs.mount.mountpoint import mount_file_system
 from dlfs.mount.options import MountOptions
 from dlfs.mount.supervise.holder import list_held
 from dlfs_csi.mounts import layers, show
-from tests.kubernetes.driving import Plant, Refused
+from tests.kubernetes.driving import Plant, Refused, error_of
 from tests.support.waiting import retried, wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.fuse]
@@ -34,15 +34,6 @@ def own(user: str) -> Iterator[Plant]:
     plant = Plant(user)
     yield plant
     plant.close()
-
-
-def error_of(target: Path) -> int:
-    """Return the errno of a request to a mount; 0 if it answers."""
-    try:
-        os.statvfs(target)
-    except OSError as error:
-        return error.errno or 0
-    return 0
 
 
 def test_a_dead_mount_whose_volume_is_away_stays_dead_and_comes_back(
