@@ -1,4 +1,4 @@
-"""What the start of a server says about its volumes, on the page of its progress."""
+"""Messages about the volumes of a server that starts, for the page of its progress."""
 
 from __future__ import annotations
 

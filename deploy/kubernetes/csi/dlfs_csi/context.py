@@ -1,4 +1,4 @@
-"""What a call asks for: the attributes of a volume, its access mode, and the options of its mount.
+"""Attributes and access mode of a volume, as a call gives them, and the options of its mount.
 
 A PersistentVolume or a pod gives ``volumeAttributes``; Kubernetes adds keys of its own, which say
 whose pod asks. Every other key must be one of ``KEYS``.
@@ -38,7 +38,7 @@ _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 
 @dataclass(frozen=True)
 class MountSpec:
-    """What is mounted, and by which options, from the attributes of a volume.
+    """The volumes of a mount and its options, from the attributes of a volume.
 
     Attributes:
         volumes: the volumes, each as the URIs of its members, joined by commas.

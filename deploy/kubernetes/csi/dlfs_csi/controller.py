@@ -33,7 +33,7 @@ _PASSED_ON = tuple(key for key in ATTRIBUTES if key not in ("volumes", "dataset"
 
 @dataclass(frozen=True)
 class _Layout:
-    """How a volume is made, from the parameters of its StorageClass."""
+    """Options of a new volume, from the parameters of its StorageClass."""
 
     replicas: int
     label: str

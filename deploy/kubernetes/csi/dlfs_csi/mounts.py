@@ -45,7 +45,7 @@ _SOCKET_ROOT = re.compile(
 
 
 class State(Enum):
-    """What a mount answers."""
+    """State of a mount, by its answer to a question."""
 
     ANSWERS = "answers"
     SILENT = "no answer"

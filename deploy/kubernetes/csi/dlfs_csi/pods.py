@@ -49,7 +49,7 @@ _FULL = ("OutOfcpu", "OutOfmemory", "OutOfpods", "OutOfephemeral-storage")
 
 @dataclass(frozen=True)
 class PodOptions:
-    """What all mount pods of a driver have in common.
+    """Options that all mount pods of a driver have in common.
 
     Attributes:
         node: name of the node.

@@ -1,4 +1,4 @@
-"""What the driver knows of each published volume, one small file a target path.
+"""Records of the published volumes: one small file for each target path.
 
 A record is written before anything is mounted, and removed after everything is gone, so that a
 driver that was killed, or a node that was restarted, finds all that there may be. It has no secret.

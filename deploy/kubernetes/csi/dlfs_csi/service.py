@@ -45,7 +45,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class Call(Protocol):
-    """What gRPC gives of a call."""
+    """The part of gRPC's context of a call that is used here."""
 
     def time_remaining(self) -> float | None:
         """Return the time until its deadline, in seconds; None if it has none."""
@@ -234,7 +234,7 @@ class Watch:
             self._node.look_after()
         except CallError as error:
             problem = str(error)
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001  the next look may succeed
             _log.exception("looking after the volumes failed by a defect")
         if problem and problem != self._problem:
             _log.error("%s; trying again", problem)
@@ -249,7 +249,7 @@ def _handler(serve: Callable[[Any, Call], Any], method: str) -> Any:
             return serve(request, call)
         except CallError as error:
             failure = error
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001  the other calls go on
             _log.exception("%s failed by a defect", method)
             failure = CallError(Code.INTERNAL, f"{method}: a defect of the driver; see its log")
         return _fail(call, method, failure)
