@@ -18,13 +18,32 @@ from dlfs.directory import FrozenDirectory
 from dlfs.errors import FormatError
 from dlfs.fields import FieldEncoder, find_fields
 from dlfs.format.catalog import DatasetRecord
-from dlfs.format.geometry import split_runs
+from dlfs.format.geometry import ChunkRun, split_runs
 from dlfs.format.journal import Cursor, FirstPass, find_first_pass
 from dlfs.format.paths import display
 from dlfs.store.chunk_reader import copy_orders
 from dlfs.store.journal import Step, read_step, read_steps
-from dlfs.store.space import count_chunks
+from dlfs.store.space import TakenRuns, append_run, count_chunks
 from dlfs.store.transaction import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class PartProgress:
+    """What the committed steps have of one part of the source.
+
+    Attributes:
+        step_count: number of its steps.
+        source_count: samples of the part that they have used.
+        window_count: windows of a shuffle that they have used.
+        cursor: the last cursor that the source gave for them; its count is of samples of the part.
+        is_complete: True if they have all samples of the part.
+    """
+
+    step_count: int = 0
+    source_count: int = 0
+    window_count: int = 0
+    cursor: Cursor | None = None
+    is_complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +117,47 @@ class UnfinishedSteps:
         )
         return replace(self, record=part, steps=[_moved(step, moved) for step in steps])
 
-    @property
-    def source_count(self) -> int:
-        """Number of the source's samples that the steps have used."""
-        return self.steps[-1].header.source_count
+    def in_order(self) -> UnfinishedSteps:
+        """Return the steps in the order of the parts of the source, as if committed in it.
 
-    @property
-    def cursor(self) -> Cursor | None:
-        """The last cursor that the source gave for these samples."""
-        return self.steps[-1].header.cursor
+        Steps of several parts lie in the journal in the order in which they were committed. The
+        data runs are those of the steps in their new order.
+        """
+        order = sorted(range(len(self.steps)), key=lambda at: self.steps[at].header.part)
+        if order == list(range(len(order))):
+            return self
+        taken = TakenRuns(self.record.data_runs)
+        of_steps = [taken.take_all(step.header.chunk_count) for step in self.steps]
+        runs: list[ChunkRun] = []
+        steps, first_chunk = [], 0
+        for at in order:
+            step = self.steps[at]
+            for run in of_steps[at]:
+                append_run(runs, run)
+            steps.append(replace(step, header=replace(step.header, first_chunk=first_chunk)))
+            first_chunk += step.header.chunk_count
+        return replace(self, record=replace(self.record, data_runs=tuple(runs)), steps=steps)
+
+    def find_parts(self) -> dict[int, PartProgress]:
+        """Return the progress of each part of the source that has steps, by its number."""
+        first = self.first_pass
+        found: dict[int, PartProgress] = {}
+        for step in self.steps if first is None else self.steps[: first.step_count]:
+            header = step.header
+            before = found.get(header.part, PartProgress())
+            found[header.part] = PartProgress(
+                before.step_count + 1,
+                header.source_count,
+                header.window_count,
+                header.cursor or before.cursor,
+                header.ends_part,
+            )
+        return found
 
     @property
     def window_count(self) -> int:
-        """Number of windows of a shuffle that the steps have used."""
-        return self.steps[-1].header.window_count
+        """Number of windows of a shuffle that the steps of the first pass have used."""
+        return sum(progress.window_count for progress in self.find_parts().values())
 
     @property
     def attributes_bytes(self) -> int:

@@ -6,7 +6,8 @@ at full queue depth while the next ones are packed. The packing order does not a
 samples may be added in any order of paths.
 
 Layout ``shuffled`` permutes the samples of each stage by the seed, so that neighbours in a chunk
-come from anywhere in that stage. A source that is shuffled already is packed without the buffer.
+come from anywhere in that stage. Stages are numbered within their part of the source, so that
+parts can be packed in any order. A source that is shuffled already is packed without the buffer.
 Layout ``path`` packs in the order of the calls, and so does a copy of a dataset, which also says
 where chunks begin.
 
@@ -34,6 +35,10 @@ from dlfs.store.transaction import Transaction, flush_all
 STAGE_BYTES_SHUFFLED = 256 * MIB
 """Size of the stage in which samples are shuffled, in bytes."""
 
+PART_SHIFT = 32
+"""Bits of the number of a permutation that have the number of the stage in its part of the source;
+the bits above them have the number of the part."""
+
 STAGE_BYTES_ORDERED = 8 * MIB
 """Size of the stage whose samples are packed by one call without a shuffle, in bytes."""
 
@@ -46,12 +51,14 @@ class SamplePacker:
         stage: empty stage; the caller may use it again after ``close``, which empties it.
         layout: order in which samples are packed.
         seed: seed of the shuffled order.
+        part: number of the part of the source that the samples are of.
+        stage_count: number of stages of the part that were packed in earlier steps.
         source_shuffled: True if samples arrive in a shuffled order and are packed in it.
         reserve: returns the number of chunks to leave free for directory and catalog.
 
     Attributes:
         directory: paths and locations of the samples that are packed.
-        stage_count: number of stages that were packed, those of earlier steps included.
+        stage_count: number of stages of the part that were packed, those of earlier steps included.
     """
 
     def __init__(
@@ -61,18 +68,21 @@ class SamplePacker:
         *,
         layout: Layout,
         seed: int,
+        part: int = 0,
+        stage_count: int = 0,
         source_shuffled: bool,
         reserve: Callable[[], int],
     ) -> None:
         self._transaction = transaction
         self._stage = stage
         self._seed = seed
+        self._part = part
         self._fills_chunks = layout == "shuffled"
         self._shuffles = layout == "shuffled" and not source_shuffled
         self._reserve = reserve
         self.directory = DirectoryBuilder()
         self._has_packed = False  # the directory has samples
-        self.stage_count = 0
+        self.stage_count = stage_count
         geometry = transaction.geometry
         self._packer = Packer(
             chunk_bytes=geometry.chunk_bytes, block_bytes=geometry.block_bytes, address=0
@@ -85,7 +95,7 @@ class SamplePacker:
 
     @property
     def window_count(self) -> int:
-        """Number of windows of the shuffle so far, those of earlier steps included."""
+        """Number of windows of the shuffle in the part so far, of all of its steps."""
         return self.stage_count + bool(len(self._stage))
 
     @property
@@ -180,7 +190,8 @@ class SamplePacker:
         source, offsets, lengths = stage.contents()
         order = None
         if self._shuffles:
-            order = packing_permutation(len(stage), self._seed, self.stage_count).map()
+            number = self._part << PART_SHIFT | self.stage_count
+            order = packing_permutation(len(stage), self._seed, number).map()
         self._pack(stage.paths, source, offsets, lengths, order)
         self.stage_count += 1
         stage.clear()

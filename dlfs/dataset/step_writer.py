@@ -5,6 +5,10 @@ on the volume with a journal, as an unfinished import that no reader sees. Betwe
 volume is unlocked. The seal merges the journals into one dataset of all steps; the volume is locked
 again when that is to be written, in one commit.
 
+A source may be divided into parts: consecutive samples, whose steps and windows of the shuffle do
+not depend on the other parts. So parts that workers import one by one (``PartsWriter``) make the
+same dataset. ``end_part`` says where a part ends. The writer takes the parts in their order.
+
 A step costs what is new in it, and the record of the import in the catalog. Steps end where the
 samples say so, by their bytes, so that the chunks of an import do not depend on when it was killed.
 
@@ -24,6 +28,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 from uuid import UUID
@@ -75,6 +80,9 @@ Origin = Mapping[str, Any]
 """Description of a source in the record of an unfinished import: ``source``, its name for users;
 ``fingerprint``, which differs for another source, and for other options that change the dataset;
 and values of JSON that are left out if they have no room in the record."""
+SKIPPED = "skipped"
+"""Key of a cursor: how many entries of the part were left out, by reason. A cursor of a complete
+part that has only this key is no position in the source."""
 Counts = tuple[int, int]
 """Number of samples, and sum of their lengths in bytes."""
 SOURCE_NAME_MAX = 1000
@@ -137,6 +145,7 @@ class StepWriter:
         warnings: what the user should know of the dataset.
         source_count: samples of the source that the steps so far have used. The caller adds those
             that follow.
+        part: number of the part of the source that they end in.
         cursor: the last cursor that the source gave for these samples; None without one.
         kept_count: samples of the steps that were there at the start.
         kept_bytes: sum of their lengths.
@@ -181,6 +190,7 @@ class StepWriter:
         self.layout: Layout = layout or "shuffled"
         self.bad = self.bad_so_far = BadReport()
         self.source_count, self.cursor = 0, cast(Cursor | None, None)
+        self.part, self._part_begin, self._part_windows, self._part_ended = 0, 0, 0, False
         self._window_bytes = stage_bytes or STAGE_BYTES_SHUFFLED
         self._on_second_pass = on_second_pass
         self._options: dict[str, Any] = {"seed": seed, "defaults": defaults, "on_end": on_end}
@@ -230,8 +240,37 @@ class StepWriter:
         self.origin |= read_origin(found)
         self.layout = cast(Layout, found.layout)
         self._options["seed"] = found.seed
-        self.source_count, self.cursor = steps.source_count, steps.cursor
+        self._find_part(steps)
         self.bad_so_far = read_bad_records(found.tags)
+
+    def _find_part(self, steps: UnfinishedSteps) -> None:
+        """Find where the steps end in the source.
+
+        Raises:
+            UsageError: they are of parts that do not follow one another, as workers made them.
+        """
+        parts = steps.find_parts()
+        while self.part in parts:
+            progress = parts.pop(self.part)
+            cursor = progress.cursor
+            if cursor is not None and cursor.value.keys() != {SKIPPED}:
+                self.cursor = replace(cursor, count=self._part_begin + cursor.count)
+            self.source_count = self._part_begin + progress.source_count
+            self._part_windows = progress.window_count
+            if not progress.is_complete:
+                break
+            self._next_part()
+        if parts:
+            raise UsageError(
+                f"import {quote(self._name)}: workers of its unfinished import have imported part "
+                f"{min(parts)} of the source and not all of part {self.part}: go on with it with "
+                "--workers"
+            )
+
+    def _next_part(self) -> None:
+        """Go on to the next part of the source."""
+        self.part, self._part_begin = self.part + 1, self.source_count
+        self._part_windows, self._part_ended = 0, False
 
     def _choose_order(self, source_shuffled: bool, one_pass: bool) -> None:
         """Choose how samples are shuffled, and where steps end."""
@@ -264,7 +303,13 @@ class StepWriter:
             )
 
     def _step(self, transaction: Transaction, **options: Any) -> DatasetWriter:
-        kept = {"layout": self.layout, "unfinished": self._steps, "previous": self.previous}
+        kept: dict[str, Any] = {
+            "layout": self.layout,
+            "unfinished": self._steps,
+            "previous": self.previous,
+        }
+        if not self.is_read:
+            kept |= {"part": self.part, "part_windows": self._part_windows}
         options = {**self._options, **kept, **options}
         version, self._base = transaction.next_version(self._name), transaction.base
         return DatasetWriter(transaction, self._name, version, **options)
@@ -303,12 +348,15 @@ class StepWriter:
         attributes: Mapping[str, ArrayLike] | None = None,
         begins_chunk: bool | None = None,
         cursor: Mapping[str, Any] | None = None,
+        ends_part: bool = False,
     ) -> None:
         """Add samples as ``DatasetWriter.add_batch`` does; commit the steps that end in them.
 
         Where the batches say where chunks begin, a step ends before one that begins a chunk.
-        ``cursor`` is the position in the source after them; see ``SampleBlock``.
+        ``cursor`` is the position in the source after them, and a part of the source ends there if
+        ``ends_part`` is true; see ``SampleBlock``.
         """
+        self._begin_part()
         if begins_chunk and self._writer is not None and self._is_full(self._writer):
             self._commit_step(self._writer)
         columns = {name: as_array(name, values) for name, values in (attributes or {}).items()}
@@ -338,7 +386,10 @@ class StepWriter:
             if is_complete:
                 self.note_cursor(cursor)
             if begins_chunk is None and self._is_full(writer):
-                self._commit_step(writer)
+                self._commit_step(writer, ends_part=is_complete and ends_part)
+                ends_part &= not is_complete
+        if ends_part:
+            self.end_part()
 
     def note_cursor(self, value: Mapping[str, Any] | None) -> None:
         """Take note of a cursor of the source after all samples so far, unless it is too long."""
@@ -357,9 +408,17 @@ class StepWriter:
         attributes: Mapping[str, ArrayLike],
     ) -> None:
         """Add some samples of a block, of which others are left out; see ``end_block``."""
+        self._begin_part()
         self._opened().add_batch(paths, data, offsets, lengths, attributes=attributes)
 
-    def end_block(self, count: int, cursor: Mapping[str, Any] | None, bad: BadReport) -> None:
+    def end_block(
+        self,
+        count: int,
+        cursor: Mapping[str, Any] | None,
+        bad: BadReport,
+        *,
+        ends_part: bool = False,
+    ) -> None:
         """Commit the step if it ends in the block whose parts were added.
 
         If the source has cursors, a step ends at one of them: the bad records up to there are then
@@ -369,13 +428,32 @@ class StepWriter:
             count: samples of the source in the block, with those that were left out.
             cursor: as in ``add_batch``.
             bad: bad records so far.
+            ends_part: as in ``add_batch``.
         """
+        if count:
+            self._begin_part()
         self.source_count += count
         self.bad_so_far = bad
         self.note_cursor(cursor)
         at_cursor = self.cursor is None or self.cursor.count == self.source_count
         if self._writer is not None and at_cursor and self._is_full(self._writer):
-            self._commit_step(self._writer)
+            self._commit_step(self._writer, ends_part=ends_part)
+        elif ends_part:
+            self.end_part()
+
+    def end_part(self) -> None:
+        """Note that the part of the source ends after the samples so far.
+
+        Its last step is committed when samples of the next part are added. So a source that has no
+        more samples than a step makes no step.
+        """
+        self._begin_part()
+        self._part_ended = True
+
+    def _begin_part(self) -> None:
+        """Commit the last step of the part before, if it has ended."""
+        if self._part_ended:
+            self._commit_step(self._opened(), ends_part=True)
 
     def _is_full(self, writer: DatasetWriter) -> bool:
         return writer.new_bytes >= self._step_bytes or writer.new_count >= STEP_SAMPLES
@@ -407,10 +485,22 @@ class StepWriter:
         if self._writer is not None and self._writer.new_count:
             self._commit_step(self._writer)
 
-    def _commit_step(self, writer: DatasetWriter, *tags: tuple[int, bytes]) -> None:
+    def _commit_step(
+        self, writer: DatasetWriter, *tags: tuple[int, bytes], ends_part: bool = False
+    ) -> None:
+        """Commit the samples since the last step; go on to the next part if this one ends."""
         writer.bad, origin = self.bad_so_far, _encode_origin(self.origin)
-        self._committed.steps = writer.commit_step(self.source_count, origin, self.cursor, tags)
+        count, cursor = self.source_count - self._part_begin, self.cursor
+        if cursor is not None:
+            in_part = cursor.count - self._part_begin
+            cursor = None if in_part < 0 else replace(cursor, count=in_part)
+        if self.is_read:  # the second pass, which knows no parts
+            count, cursor = 0, None
+        self._part_windows = writer.window_count
+        self._committed.steps = writer.commit_step(count, origin, cursor, tags, ends_part=ends_part)
         self._writer = None
+        if ends_part:
+            self._next_part()
 
     def _opened(self) -> DatasetWriter:
         """Return the writer of the present step, which locks the volume at its begin."""
@@ -458,7 +548,7 @@ class StepWriter:
             writer.bad += self.bad
             return writer.seal(tick)
         if self._writer is not None and self._writer.new_count:
-            self._commit_step(self._writer)
+            self._commit_step(self._writer, ends_part=not self.is_read)
         self._unlock()
         self._options["stage"] = None  # the merge needs memory, too
         transaction, encoded, base = self._committed.merge_and_lock(
@@ -490,7 +580,8 @@ class StepWriter:
     def _begin_second_pass(self) -> bool:
         """Commit what the source gave last; return False if there is to be no second pass."""
         steps = self._steps
-        windows = self._opened().window_count
+        earlier = 0 if steps is None else steps.window_count - self._part_windows
+        windows = earlier + self._opened().window_count
         if self._one_pass or windows < 2 or not self._check_room():
             return False
         writer = self._opened()
@@ -501,7 +592,7 @@ class StepWriter:
         count, size_bytes = before[0] + writer.new_count, before[1] + writer.new_bytes
         first = FirstPass(number + 1, count, size_bytes)
         self.bad_so_far = self.bad
-        self._commit_step(writer, first.tag)
+        self._commit_step(writer, first.tag, ends_part=True)
         self._pack_in_order()
         return True
 

@@ -95,6 +95,8 @@ class DatasetWriter:
         previous: an earlier version, whose samples the new one has as well; closed by the seal.
         unfinished: steps of an unfinished import, which the samples go on: ``commit_step`` adds
             them as one more step.
+        part: number of the part of the source that the samples are of.
+        part_windows: windows of the shuffle in the steps of the part before.
         uuid: UUID of the new dataset, for callers that need it before the seal; random by default.
         on_end: called once with the new generation, or with None after an abort.
 
@@ -129,6 +131,8 @@ class DatasetWriter:
         defaults: Mapping[str, Any] | None = None,
         previous: PreviousVersion | None = None,
         unfinished: UnfinishedSteps | None = None,
+        part: int = 0,
+        part_windows: int = 0,
         uuid: UUID | None = None,
         on_end: Callable[[Generation | None], None] = lambda _: None,
     ) -> None:
@@ -141,6 +145,7 @@ class DatasetWriter:
         self._version = version
         self.layout = layout
         self._unfinished = unfinished
+        self._part = part
         self.uuid: UUID = uuid or uuid4()
         if unfinished is not None:
             self.uuid = unfinished.record.uuid
@@ -164,6 +169,8 @@ class DatasetWriter:
             stage,
             layout=layout,
             seed=self._seed,
+            part=part,
+            stage_count=part_windows,
             source_shuffled=source_shuffled,
             reserve=self._sealing_chunks,
         )
@@ -200,7 +207,6 @@ class DatasetWriter:
         self._names.settle(dict.fromkeys(unfinished.names, ()))
         self._encoder = unfinished.encoder
         self._has_bytes = unfinished.encoder is None
-        self._packing.stage_count = unfinished.window_count
         self._earlier_bytes = unfinished.path_bytes, unfinished.attributes_bytes
 
     @property
@@ -412,7 +418,7 @@ class DatasetWriter:
 
     @property
     def window_count(self) -> int:
-        """Number of windows of the shuffle so far, those of earlier steps included."""
+        """Number of windows of the shuffle in the part so far, of all of its steps."""
         return self._packing.window_count
 
     def commit_step(
@@ -421,16 +427,20 @@ class DatasetWriter:
         source: bytes,
         cursor: Cursor | None = None,
         tags: Sequence[tuple[int, bytes]] = (),
+        *,
+        ends_part: bool = False,
     ) -> UnfinishedSteps:
         """Commit the added samples as a step of an unfinished import; the writer has ended then.
 
         No reader sees them as a dataset, and the volume is unlocked.
 
         Args:
-            source_count: samples of the source that this step and those before it have used.
+            source_count: samples of the part of the source that this step and those of the part
+                before it have used.
             source: describes the source and the options of the import.
-            cursor: the last cursor that the source gave for them.
+            cursor: the last cursor that the source gave for them; its count is of the part.
             tags: further tagged values of the record, which those of later steps keep.
+            ends_part: True if no more samples of the part follow.
 
         Returns:
             The steps of the import, this one included.
@@ -440,7 +450,7 @@ class DatasetWriter:
         """
         self._check_open()
         with self._aborted_on_error():
-            steps = self._write_step(source_count, source, cursor, tags)
+            steps = self._write_step(source_count, source, cursor, tags, ends_part)
             generation = self._transaction.commit(removed=self._replaced, added=[steps.record])
         self._end("a step of an import", generation)
         return steps
@@ -455,6 +465,7 @@ class DatasetWriter:
         source: bytes,
         cursor: Cursor | None,
         tags: Sequence[tuple[int, bytes]],
+        ends_part: bool,
     ) -> UnfinishedSteps:
         """Write the last window and the journal of the step; return the steps with this one."""
         chunks = self._packing.finish()
@@ -482,6 +493,8 @@ class DatasetWriter:
             names_bytes=segment.names.nbytes,
             attributes_bytes=sum(column.nbytes for column in columns),
             attributes_head_bytes=columns[0].nbytes if columns else 0,
+            part=self._part,
+            ends_part=ends_part,
             cursor_count=cursor.count if cursor else 0,
             cursor_json=cursor.json if cursor else b"",
         )

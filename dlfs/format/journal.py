@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +19,7 @@ from dlfs.format.constants import (
     ADDRESS_MAX,
     DATASET_SAMPLES_MAX,
     FIRST_PASS_BYTES,
+    PART_MAX,
     TAG_FIRST_PASS,
 )
 
@@ -26,7 +27,7 @@ STEP_HEADER_BYTES = 4096
 _MAGIC = b"DLFSJRN1"
 _VERSION = 1
 _START = struct.Struct("<8sII16s")
-_FIELDS = struct.Struct("<14Q")
+_FIELDS = struct.Struct("<16Q")
 _CRC = struct.Struct("<I")
 _FIRST_PASS = struct.Struct("<3Q")
 _COVERED = STEP_HEADER_BYTES - _CRC.size
@@ -90,13 +91,16 @@ class StepHeader:
         sample_count: samples of this step.
         sample_bytes: sum of their lengths.
         path_bytes: sum of the lengths of their paths.
-        source_count: samples of the source that this step and those before it have used.
-        window_count: windows of a shuffle that this step and those before it have used.
+        source_count: samples of the part of the source that this step and those of the part before
+            it have used.
+        window_count: windows of a shuffle that they have used.
         entries_bytes: length of the entries part of the directory segment.
         names_bytes: length of its names part.
         attributes_bytes: length of the attribute segment; 0 without one.
         attributes_head_bytes: length of its head; 0 without one.
-        cursor_count: samples of the source before its last cursor; 0 without one.
+        part: number of the part of the source that the samples are of.
+        ends_part: True if they are the last ones of the part.
+        cursor_count: samples of the part before its last cursor; 0 without one.
         cursor_json: the last cursor that the source gave, in JSON; empty without one.
     """
 
@@ -112,6 +116,8 @@ class StepHeader:
     names_bytes: int
     attributes_bytes: int
     attributes_head_bytes: int
+    part: int = 0
+    ends_part: bool = False
     cursor_count: int = 0
     cursor_json: bytes = b""
 
@@ -177,7 +183,9 @@ def decode_step_header(data: bytes, dataset_uuid: UUID, number: int, where: str)
         and header.attributes_head_bytes <= header.attributes_bytes
         and cursor_bytes <= CURSOR_BYTES_MAX
         and header.cursor_count <= header.source_count
+        and header.part <= PART_MAX
+        and header.ends_part in (0, 1)
     )
     if not sound:
         raise FormatError(f"{what}: expected lengths and counts of a step, got {header}")
-    return header
+    return replace(header, ends_part=bool(header.ends_part))

@@ -232,6 +232,14 @@ class TakenRuns:
             return ChunkRun(run.first_chunk, count)
         return run
 
+    def take_all(self, count: int) -> list[ChunkRun]:
+        """Return the next ``count`` chunks."""
+        taken: list[ChunkRun] = []
+        while count:
+            taken.append(self.take(count))
+            count -= taken[-1].chunk_count
+        return taken
+
 
 def joined_runs(runs: Sequence[ChunkRun], more: Sequence[ChunkRun]) -> tuple[ChunkRun, ...]:
     """Return runs and those that follow them in data order."""

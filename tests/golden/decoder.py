@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 BLOCK = 4096
-DRAFT = 6
+DRAFT = 7
 Runs = list[tuple[int, int]]
 
 
@@ -594,9 +594,10 @@ def decode_journal(volume: Volume, record: Record) -> Steps:
         expect(header[:32] == struct.pack("<8sII16s", b"DLFSJRN1", 1, 4096, record.uuid), "step")
         (
             number, first, count, step_samples, step_bytes, _, _, _, entries, names, columns, head,
-            cursor_count, cursor_bytes,
-        ) = struct.unpack_from("<14Q", header, 32)  # fmt: skip
+            part, ends_part, cursor_count, cursor_bytes,
+        ) = struct.unpack_from("<16Q", header, 32)  # fmt: skip
         expect((number, first) == (len(steps), chunks), "order of steps")
+        expect(part < 1 << 31 and ends_part < 2, "part of a step")
         own = data[first * chunk_bytes : (first + count) * chunk_bytes]
         step = record._replace(
             sample_count=step_samples, sample_bytes=step_bytes, data_bytes=len(own),
@@ -608,7 +609,7 @@ def decode_journal(volume: Volume, record: Record) -> Steps:
             (
                 decode_samples(segments[: entries + names], own, step, chunk_bytes),
                 decode_columns(attributes, step, head) if columns else {},
-                (cursor_count, json.loads(header[144:][:cursor_bytes] or b"null")),
+                (cursor_count, json.loads(header[160:][:cursor_bytes] or b"null")),
             )
         )
         at += -(-(4096 + entries + names + columns) // chunk_bytes) * chunk_bytes

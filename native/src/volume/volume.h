@@ -18,7 +18,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is read in place");
 _Static_assert(sizeof(dlfs_extent) == 16, "a run, as in FORMAT.md");
 
-#define VOLUME_DRAFT 6u /* state of development of the format, until the first release */
+#define VOLUME_DRAFT 7u /* state of development of the format, until the first release */
 #define VOLUME_SUPERBLOCK_BYTES 4096u
 #define VOLUME_SUPERBLOCK_B_OFFSET_BYTES 65536u
 #define VOLUME_LOCATIONS_OFFSET_BYTES 262144u
