@@ -17,7 +17,7 @@
     │   ├── DeviceTimeoutError             ... it does not answer (retryable)
     │   ├── AuthenticationError            ... this host or its target was not authenticated
     │   ├── DegradedError                  ... a member is missing: the volume is read-only
-    │   └── LeaseLostError                 ... this writer's lease has expired, or was taken over
+    │   └── LeaseLostError                 ... this writer's lease or grant is over, or was taken
     ├── FormatError                        the bytes on media violate the format (FORMAT.md)
     │   ├── ChecksumError                  ... their CRC32C does not match
     │   ├── VersionError                   ... their version is unknown to this release
@@ -126,7 +126,7 @@ class DegradedError(DeviceError):
 
 
 class LeaseLostError(DeviceError):
-    """The writer's lease on a shared device has expired, or another writer took it over."""
+    """The writer's lease or grant on a shared device is over, or another writer has taken it."""
 
 
 class FormatError(DlfsError):

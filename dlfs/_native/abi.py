@@ -445,6 +445,7 @@ PROTOTYPES = prototypes(
         "dlfs_nvme_run": "int: ptr u32 NvmeCommand* ptr u32 u32 NvmeResult*",
         "dlfs_nvme_set_paths": "int: ptr text* u32* u32",
         "dlfs_nvme_authenticate": "int: ptr",
+        "dlfs_device_descriptor": "int: ptr",
         "dlfs_device_incarnation": "int: ptr u64*",
         "dlfs_device_limit_writes": "int: ptr u64 u64",
         "dlfs_nvme_get_status": "int: ptr NvmeStatus*",

@@ -184,6 +184,16 @@ class NativeDevice(Closing):
         """Return True after ``close`` was called."""
         return self._handle is None
 
+    @property
+    def descriptor(self) -> int:
+        """Descriptor of a file or disk; the device owns it.
+
+        Raises:
+            DeviceError: the kind of device has none.
+            ClosedError: the device is closed.
+        """
+        return check(library().dlfs_device_descriptor(self.handle), f"use {self.uri} as a file")
+
     def queue(self, depth: int, *, writable: bool | None = None) -> NativeQueue:
         """Make a queue pair.
 

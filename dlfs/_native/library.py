@@ -37,7 +37,7 @@ from dlfs.errors import (
 _FILE_NAME = "libdlfs.so"
 
 LEASE_OVER = -errno.EKEYEXPIRED
-"""Code of a write that was not sent because its writer's lease had ended."""
+"""Code of a write that was not sent because its writer's lease or grant had ended."""
 
 _CODES: dict[int, type[DlfsError]] = {
     abi.E_CHECKSUM: ChecksumError,
@@ -58,7 +58,7 @@ _CODES: dict[int, type[DlfsError]] = {
 RESERVATION_CONFLICT = -errno.EBADE
 """Code of NVMe's status Reservation Conflict, the same as in Linux."""
 
-_LEASE_OVER = "the lease of this writer was over before it was sent"
+_LEASE_OVER = "the lease or grant of this writer was over before it was sent"
 _FENCED = "another host has reserved the namespace and fenced this one off"
 
 _ERRNOS = {

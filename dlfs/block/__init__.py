@@ -12,12 +12,14 @@ from dlfs.base.arguments import Engine
 from dlfs.base.units import format_bytes
 from dlfs.block.device import BlockDevice, Kind, QueuePair, aligned_buffer, leave, operation_error
 from dlfs.block.file import FileDevice
+from dlfs.block.lease import boot_clock
 from dlfs.block.lock import RECORD_BYTES, RECORD_OFFSET_BYTES, is_lock_record
 from dlfs.block.memory import MemoryDevice
 from dlfs.block.missing import MissingDevice
 from dlfs.block.nvme_tcp import NvmeTcpAssociation, NvmeTcpDevice, open_nvme_devices
 from dlfs.block.shared import SharedNamespaceDevice
 from dlfs.block.silence import check_answers, is_silent, note_unanswered, timeout_error
+from dlfs.block.slots import SLOTS_MAX
 from dlfs.block.spdk import SpdkDevice
 from dlfs.block.uri import (
     FileUri,
@@ -35,6 +37,7 @@ from dlfs.errors import UsageError
 __all__ = [
     "RECORD_BYTES",
     "RECORD_OFFSET_BYTES",
+    "SLOTS_MAX",
     "BlockDevice",
     "FileDevice",
     "FileUri",
@@ -51,6 +54,7 @@ __all__ = [
     "SpdkDevice",
     "SpdkUri",
     "aligned_buffer",
+    "boot_clock",
     "check_answers",
     "describe_schemes",
     "format_path",

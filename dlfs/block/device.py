@@ -11,6 +11,13 @@ that wraps another, as tests do, sees every write.
 A device has one writer at a time. ``lock_exclusive`` takes a lock that ends with its process, and
 writes a record of its holder for the error message of the next writer (``dlfs.block.lock``). On
 devices that several hosts reach, the record itself is the lock: a lease (``dlfs.block.shared``).
+
+The workers of an import write without the lock, each through a handle of its own: **granted
+writing**. A coordinator, which takes the lock to commit only, tells each worker which ranges are
+its own. ``begin_granted`` takes the place of ``lock_exclusive``; it limits when a handle writes,
+not where. On files and disks a granted writer has a slot, a lock that lasts until its last write
+has ended. On shared namespaces each grant has a deadline, after which nothing is sent
+(docs/leases.md).
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ import abc
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
@@ -38,6 +45,7 @@ from dlfs.base.forks import OwnerProcess
 from dlfs.base.threads import start_thread
 from dlfs.base.units import KIB, MIB
 from dlfs.block import lock, silence
+from dlfs.block.slots import SLOTS_MAX
 from dlfs.errors import (
     ClosedError,
     DeviceError,
@@ -50,6 +58,7 @@ from dlfs.errors import (
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
+    from dlfs.block.lease import LeaseTimes
 
 __all__ = [
     "BlockDevice",
@@ -213,6 +222,141 @@ class BlockDevice(Protocol):
     def unlock(self) -> None:
         """Release the lock. Idempotent; ``close`` does it too."""
 
+    # ---- granted writing: a worker's side --------------------------------------------------------
+
+    @property
+    def grants_expire(self) -> bool:
+        """True if a grant ends at its deadline; False if it ends with its writer's last write."""
+
+    @property
+    def lease_times(self) -> LeaseTimes | None:
+        """Durations of leases and grants; None if grants do not expire."""
+
+    @property
+    def writer_key(self) -> int | None:
+        """Key by which the target knows this host as a writer, for ``expel_writer``.
+
+        None before ``begin_granted`` or ``lock_exclusive``, and if there are no reservations.
+        """
+
+    def incarnation(self) -> int:
+        """Return the number of the connection to the target, for ``extend_grant``; 0: none.
+
+        Raises:
+            ClosedError: the device is closed.
+        """
+
+    def begin_granted(self, slot: int) -> None:
+        """Make this handle one that writes under grants only, until it is closed.
+
+        A worker calls it before it asks its coordinator for the first grant. Where grants expire,
+        every write is refused until ``extend_grant`` has been called.
+
+        Args:
+            slot: number of the writer on its host, 0..1023. No two living writers have the same.
+
+        Raises:
+            LockedError: a living writer has the slot, or other software reserved the device.
+            UsageError: the device is read-only or locked, was begun before, or cannot be written
+                under grants, as ``check_can_grant``.
+            DeviceError: the device failed.
+        """
+
+    def extend_grant(self, until_s: float, *, incarnation: int) -> None:
+        """Permit writes until a time. Sends nothing and does not wait.
+
+        After a reconnect, writes wait for an extension of the new incarnation, but no longer than
+        until the deadline. Has no effect where grants do not expire.
+
+        Args:
+            until_s: deadline on ``lease.boot_clock``.
+            incarnation: what ``incarnation`` returned before the worker sent the request that its
+                coordinator has confirmed.
+
+        Raises:
+            UsageError: granted writing has not begun, or has ended.
+            ClosedError: the device is closed.
+        """
+
+    def end_granted(self) -> None:
+        """Write no more through this handle. Idempotent; ``close`` does it too.
+
+        On files and disks the slot becomes free when the writes in flight have ended.
+
+        Raises:
+            DeviceError: the file cannot be opened again; ``close`` then frees the slot.
+        """
+
+    # ---- granted writing: the coordinator's side -------------------------------------------------
+
+    def check_can_grant(self) -> None:
+        """Check that workers may write to this device under grants.
+
+        Raises:
+            UsageError: it is a file on a file system that several hosts may mount, a device in
+                memory, or a namespace whose reservations would lock workers out.
+            DeviceError: the device failed.
+        """
+
+    def admit_writers(self) -> None:
+        """Let registered hosts write while another one has the lock. The caller has the lock.
+
+        Each coordinator calls it once. It removes the writers of all other hosts, which those of an
+        earlier coordinator are; only then do its own workers begin. Does nothing where the target
+        has no reservations.
+
+        Raises:
+            UsageError: this object does not have the lock.
+            LeaseLostError: another host took the lock over.
+            DeviceError: the target failed or refused.
+        """
+
+    @property
+    def writers_admitted(self) -> bool:
+        """False if the lock's holder excludes all other hosts, as where it replaced a dead writer.
+
+        True where the target has no reservations. Valid from ``lock_exclusive`` to ``unlock``.
+        """
+
+    def dismiss_writers(self) -> None:
+        """End what ``admit_writers`` began, also for another coordinator. The caller has the lock.
+
+        Raises:
+            UsageError: this object does not have the lock.
+            LeaseLostError: another host took the lock over.
+            DeviceError: the target failed or refused.
+        """
+
+    def expel_writer(self, key: int | None, living: Collection[int | None] = ()) -> bool:
+        """Have the target refuse every write of a lost writer's host from now on.
+
+        Args:
+            key: ``writer_key`` of the lost writer.
+            living: keys of the hosts of writers that live. These hosts are not expelled, nor is
+                this one.
+
+        Returns:
+            True if the target refuses the host's writes and executes none of them any more. False
+            if only the deadline of its grant ends them.
+
+        Raises:
+            LeaseLostError: this host was itself expelled, by another coordinator.
+            DeviceError: the target failed or refused.
+        """
+
+    def granted_writers_gone(self, slot: int | None = None) -> bool:
+        """Return True if no granted writer of a slot can write any more, on files and disks.
+
+        Always True where grants expire: there, the deadline tells.
+
+        Args:
+            slot: number of the writer; None for all slots.
+
+        Raises:
+            DeviceError: the system does not answer.
+            ClosedError: the device is closed.
+        """
+
     def close(self) -> None:
         """Free the device, now or with its last queue pair. Idempotent."""
 
@@ -253,6 +397,8 @@ class NativeBackedDevice(abc.ABC, Closing):
         self._native: NativeDevice | None = native
         self._locked_by: OwnerProcess | None = None  # the process that took the lock
         self._recorded = False
+        self._granted_to: OwnerProcess | None = None  # the process that began granted writing
+        self._grant_has_ended = False
 
     def __repr__(self) -> str:
         state = "closed" if self._native is None else f"{self.size_bytes} bytes"
@@ -384,6 +530,8 @@ class NativeBackedDevice(abc.ABC, Closing):
             raise UsageError(f"lock {self.uri}: the device was opened read-only")
         if self._locked_by is not None and self._locked_by.is_current():
             raise UsageError(f"lock {self.uri}: it is locked through this object already")
+        if self._granted_to is not None:
+            raise UsageError(f"lock {self.uri}: this object writes under grants")
         own = lock.HolderRecord.of_this_process(holder)
         try:
             if not self._acquire(own):
@@ -431,18 +579,115 @@ class NativeBackedDevice(abc.ABC, Closing):
         found = lock.HolderRecord.decode(content)
         return "another writer, which left no record" if found is None else str(found)
 
+    # ---- granted writing -------------------------------------------------------------------------
+
+    lease_times: LeaseTimes | None = None
+    """Durations of leases and grants; None if grants do not expire."""
+
+    @property
+    def grants_expire(self) -> bool:
+        """True if a grant ends at its deadline; False if it ends with its writer's last write."""
+        return self.lease_times is not None
+
+    @property
+    def writer_key(self) -> int | None:
+        """Key by which the target knows this host as a writer; None: it has no reservations."""
+        return None
+
+    def incarnation(self) -> int:
+        """Return the number of the connection to the target; 0: the device has none."""
+        del self
+        return 0
+
+    @abc.abstractmethod
+    def check_can_grant(self) -> None:
+        """Check that workers may write under grants; see ``BlockDevice.check_can_grant``."""
+
+    def _begin_granted(self, slot: int) -> None:
+        """Prepare granted writing by the writer of a slot. Subclasses that can grant do so."""
+
+    def _extend_grant(self, until_s: float, incarnation: int) -> None:
+        """Permit writes until a time, where grants expire."""
+
+    def _end_granted(self) -> None:
+        """Refuse all writes from now on."""
+
+    def begin_granted(self, slot: int) -> None:
+        """Write under grants only; see ``BlockDevice.begin_granted``."""
+        action = f"write to {self.uri} under grants"
+        if self._granted_to is not None:
+            raise UsageError(f"{action}: this object does, or did, so already")
+        if not self.writable:
+            raise UsageError(f"{action}: the device was opened read-only")
+        if not 0 <= slot < SLOTS_MAX:
+            raise UsageError(f"{action}: expected a slot in 0..{SLOTS_MAX - 1}, got {slot}")
+        if self._locked_by is not None and self._locked_by.is_current():
+            raise UsageError(f"{action}: it is locked through this object")
+        self.check_can_grant()
+        self._granted_to = OwnerProcess()
+        try:
+            self._begin_granted(slot)
+        except BaseException:
+            self.end_granted()
+            raise
+
+    def extend_grant(self, until_s: float, *, incarnation: int) -> None:
+        """Permit writes until a time; see ``BlockDevice.extend_grant``."""
+        if self._granted_to is None or not self._granted_to.is_current() or self._grant_has_ended:
+            raise UsageError(
+                f"extend a grant of {self.uri}: granted writing has "
+                + ("ended" if self._grant_has_ended else "not begun in this process")
+            )
+        self._extend_grant(until_s, incarnation)
+
+    def end_granted(self) -> None:
+        """Write no more; see ``BlockDevice.end_granted``."""
+        if self._granted_to is None or not self._granted_to.is_current() or self._grant_has_ended:
+            return
+        self._end_granted()
+        self._grant_has_ended = True
+
+    def admit_writers(self) -> None:
+        """Let registered hosts write; see ``BlockDevice.admit_writers``."""
+        self._check_locked("admit writers to")
+
+    @property
+    def writers_admitted(self) -> bool:
+        """False if the lock's holder excludes all other hosts."""
+        return True
+
+    def dismiss_writers(self) -> None:
+        """End what ``admit_writers`` began; see ``BlockDevice.dismiss_writers``."""
+        self._check_locked("dismiss the writers of")
+
+    def _check_locked(self, action: str) -> None:
+        if self._locked_by is None or not self._locked_by.is_current():
+            raise UsageError(f"{action} {self.uri}: expected that this object has the lock")
+
+    def expel_writer(self, key: int | None, living: Collection[int | None] = ()) -> bool:
+        """Have the target refuse the writes of a host; see ``BlockDevice.expel_writer``."""
+        del key, living
+        return False
+
+    def granted_writers_gone(self, slot: int | None = None) -> bool:
+        """Return True if no granted writer can write; see ``BlockDevice.granted_writers_gone``."""
+        del slot
+        return True
+
     # ---- life ------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Release the lock and free the device. Does nothing the second time.
 
         Raises:
-            DeviceError: the lock's record could not be removed; the device is closed anyway.
+            DeviceError: the lock's record could not be removed, or granted writing not be ended;
+                the device is closed anyway.
         """
         if self._native is None:
             return
         failure: DlfsError | None = None
         try:
+            self.end_granted()
             self.unlock()
         except DlfsError as error:
             failure = error

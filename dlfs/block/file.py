@@ -5,6 +5,14 @@ where the file system has it. The writer's lock is ``flock`` on a separate descr
 kernel releases it however the process ends. Forked children close their copy of that descriptor, so
 that they do not prolong the lock.
 
+Granted writing needs a lock that lasts until the writer's last write has ended. That is the byte of
+the writer's slot (``dlfs.block.slots``), locked through the open file that libdlfs writes through.
+``begin_granted`` gives libdlfs a new open file, which no child of an earlier fork has. Later forked
+children, and the writer itself when it ends, exchange it for one that is open for reading: then
+only writes in flight still hold it. Files must lie on a file system of this host alone
+(``dlfs.block.file_systems``). Disks count as such: their node is expected to be the same for all
+writers, and a command of the disk that has ended to take no effect any more.
+
 A file that a process opens several times for reading is opened once for all of them: they share its
 descriptor and idle queue pairs.
 """
@@ -18,6 +26,7 @@ import os
 import pwd
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,9 +40,19 @@ from dlfs.base.deadlines import current_deadline
 from dlfs.base.threads import has_ended, start_call
 from dlfs.block import silence
 from dlfs.block.device import NativeBackedDevice
+from dlfs.block.file_systems import check_one_host
 from dlfs.block.lock import HolderRecord
+from dlfs.block.slots import are_slots_free, lock_slot
 from dlfs.block.uri import format_path
-from dlfs.errors import DeviceError, ExistsError, NotFoundError, UsageError, write_error
+from dlfs.errors import (
+    DeviceError,
+    DlfsError,
+    ExistsError,
+    LockedError,
+    NotFoundError,
+    UsageError,
+    write_error,
+)
 
 if TYPE_CHECKING:
     from dlfs.block.device import BlockDevice
@@ -261,14 +280,72 @@ class FileDevice(NativeBackedDevice):
             fcntl.flock(self._lock_file.value, fcntl.LOCK_UN)
         self._lock_file.close()
 
+    # ---- granted writing -------------------------------------------------------------------------
+
+    def check_can_grant(self) -> None:
+        """Check that only this host reaches the file; see ``BlockDevice.check_can_grant``."""
+        action = f"grant writing to {self.uri}"
+        try:
+            check_one_host(self.native.descriptor, action)
+        except OSError as error:
+            raise _os_error(action, error) from error
+
+    def _begin_granted(self, slot: int) -> None:
+        action = f"write to {self.uri} under grants"
+        with Descriptor() as file:
+            try:
+                self._reopen(file, os.O_RDWR)
+                if not lock_slot(file.value, slot):
+                    raise LockedError(f"{action}: a writer that still runs has slot {slot}")
+                os.dup2(file.value, self.native.descriptor, inheritable=False)
+            except LockedError:
+                raise
+            except OSError as error:
+                raise _os_error(action, error) from error
+
+    def _end_granted(self) -> None:
+        try:
+            self._become_read_only()
+        except OSError as error:
+            raise _os_error(f"end granted writing to {self.uri}", error) from error
+
+    def granted_writers_gone(self, slot: int | None = None) -> bool:
+        """Return True if no granted writer can write; see ``BlockDevice.granted_writers_gone``."""
+        with Descriptor() as file:
+            try:
+                self._reopen(file, os.O_RDONLY)
+                return are_slots_free(file.value, slot)
+            except OSError as error:
+                raise _os_error(f"find the granted writers of {self.uri}", error) from error
+
+    def _reopen(self, file: Descriptor, access: int) -> None:
+        """Open the same file again, whatever its path names by now."""
+        descriptor = self.native.descriptor
+        direct = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
+        flags = access | direct | os.O_CLOEXEC
+        file.fill(os.open, f"/proc/self/fd/{descriptor}", flags)
+
+    def _become_read_only(self) -> None:
+        """Exchange libdlfs's open file for one that is open for reading."""
+        self.writable = False
+        with Descriptor() as file:
+            self._reopen(file, os.O_RDONLY)
+            os.dup2(file.value, self.native.descriptor, inheritable=False)
+
+    # ---- life ------------------------------------------------------------------------------------
+
     def _close_native(self, native: NativeDevice) -> None:
         self._file = None
         super()._close_native(native)
 
-    def _forget_lock_in_child(self) -> None:
+    def _leave_to_parent(self) -> None:
+        """Release the child's copies of the parent's lock and slot."""
         self._lock_file.close()  # which does not release the parent's lock
         self._locked_by = None
         self._recorded = False
+        if self._granted_to is not None and self._native is not None:
+            with suppress(OSError, DlfsError):  # it ends with the child, at the latest
+                self._become_read_only()
 
 
 def _create(file: Descriptor, name: str, size_bytes: int) -> None:
@@ -325,7 +402,7 @@ _opened: LiveObjects[FileDevice] = LiveObjects()
 
 def _after_fork_in_child() -> None:
     for device in _opened:
-        device._forget_lock_in_child()
+        device._leave_to_parent()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

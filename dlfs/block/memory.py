@@ -101,6 +101,13 @@ class MemoryDevice(NativeBackedDevice):
                 if entry.users == 0:
                     entry.native.close()
 
+    def check_can_grant(self) -> None:
+        """Raises UsageError: no other process reaches it."""
+        raise UsageError(
+            f"grant writing to {self.uri}: expected a device that other processes reach, got one "
+            "in the memory of this process"
+        )
+
     def _acquire(self, _: HolderRecord) -> bool:
         with self._entry.mutex:
             holder = self._entry.locked_by

@@ -6,6 +6,7 @@ the list of its devices. Every use of it fails with the reason why the device ca
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NoReturn
 
 from dlfs.base.closing import Closing
@@ -35,6 +36,10 @@ class MissingDevice(Closing):
     queue_pairs_max = 0
     gap_bytes = 0
     drops_reads = True
+    grants_expire = False
+    lease_times = None
+    writer_key = None
+    writers_admitted = False
 
     def __init__(
         self, uri: str, reason: DlfsError, *, given: bool = True, refused: bool = False
@@ -80,6 +85,45 @@ class MissingDevice(Closing):
 
     def unlock(self) -> None:
         """Does nothing."""
+
+    def incarnation(self) -> int:
+        """Return 0: there is no connection."""
+        del self
+        return 0
+
+    def begin_granted(self, slot: int) -> None:
+        """Raises DeviceLostError."""
+        self._fail(f"write as writer {slot} under grants to")
+
+    def extend_grant(self, until_s: float, *, incarnation: int) -> None:
+        """Raises DeviceLostError."""
+        del until_s, incarnation
+        self._fail("extend a grant of")
+
+    def end_granted(self) -> None:
+        """Does nothing."""
+
+    def check_can_grant(self) -> None:
+        """Raises DeviceLostError."""
+        self._fail("grant writing to")
+
+    def admit_writers(self) -> None:
+        """Raises DeviceLostError."""
+        self._fail("admit writers to")
+
+    def dismiss_writers(self) -> None:
+        """Raises DeviceLostError."""
+        self._fail("dismiss the writers of")
+
+    def expel_writer(self, key: int | None, living: Collection[int | None] = ()) -> bool:
+        """Raises DeviceLostError."""
+        del key, living
+        self._fail("expel a writer of")
+
+    def granted_writers_gone(self, slot: int | None = None) -> bool:
+        """Raises DeviceLostError."""
+        del slot
+        self._fail("find the granted writers of")
 
     def close(self) -> None:
         """Does nothing."""

@@ -14,6 +14,11 @@ lease is not released but left to expire, since that write may take effect late.
 be released expires too; ``unlock`` does not fail then.
 
 A forked child does not hold the lease: its writes are refused, and the parent's continue.
+
+Granted writing (``begin_granted``) has a deadline in place of a lease (``dlfs.block.grant``), which
+Python and the initiator check at the same places. There is no background thread: each extension
+names the controller that it was asked for, and writes through a later one wait for the next
+extension, or end at the deadline. Where the target has reservations, the writer registers its host.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ import abc
 import logging
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -39,6 +45,7 @@ from dlfs.base.forks import Event
 from dlfs.base.units import KIB
 from dlfs.block import lock
 from dlfs.block.device import NativeBackedDevice
+from dlfs.block.grant import Grant
 from dlfs.block.lease import Lease, LeaseTimes, describe
 from dlfs.block.nvme import CommandRunner
 from dlfs.block.reservation import Reservation
@@ -70,9 +77,9 @@ class SharedNamespaceDevice(NativeBackedDevice):
     """Bytes that cost as much as one more request. A request costs one or two microseconds of
     either host's processor, and a KiB over TCP about 0.25 us (31 us for 128 KiB)."""
     locks_by_record = True
-    lease_times = LeaseTimes()
-    """Durations of the writer's lease. Set them before locking, equal for all hosts of the device.
-    """
+    lease_times: LeaseTimes = LeaseTimes()
+    """Durations of the writer's lease and of grants. Set them before locking, equal for all hosts
+    of the device."""
 
     def __init__(self, native: NativeDevice, *, uri: str, identity: str, writable: bool) -> None:
         super().__init__(native, uri=uri, identity=identity, writable=writable)
@@ -80,6 +87,7 @@ class SharedNamespaceDevice(NativeBackedDevice):
         self._renewer: _Renewer | None = None
         self._reservation: Reservation | None = None
         self._lock_wait_cancelled = Event()
+        self._has_expelled = False  # the host of a writer, which may be stopped
 
     @property
     @abc.abstractmethod
@@ -133,12 +141,18 @@ class SharedNamespaceDevice(NativeBackedDevice):
 
     def _transfer(self, kind: Kind, buffer: BytesLike, offset_bytes: int) -> None:
         if kind == Kind.WRITE:
-            self._guard.check()  # before a queue pair is made for it
+            self._check_permission()  # before a queue pair is made for it
         super()._transfer(kind, buffer, offset_bytes)
+
+    def _check_permission(self) -> None:
+        """Raise the error of a closed device, or of a writer whose lease or grant is over."""
+        if self.native.closed:
+            raise ClosedError(f"write to {self.uri}: the device is closed")
+        self._guard.check()
 
     def flush(self) -> None:
         """Make every completed write durable; see ``BlockDevice.flush``."""
-        self._guard.check()
+        self._check_permission()
         try:
             super().flush()
         except (DeviceLostError, DeviceTimeoutError, AuthenticationError):
@@ -150,18 +164,7 @@ class SharedNamespaceDevice(NativeBackedDevice):
     def _acquire(self, record: lock.HolderRecord) -> bool:
         if not self._record_span():
             raise UsageError(f"lock {self.uri}: it is too small for a lease")
-        if self.write_drain_s > self.lease_times.drain_s:
-            raise UsageError(
-                f"lock {self.uri}: expected that its writes end within "
-                f"{self.lease_times.drain_s:g} s, got time-outs of {self.write_drain_s:g} s in all"
-            )
-        keep_alive_s, most_s = self.keep_alive_s, self.lease_times.drain_s / 2
-        if keep_alive_s is not None and not 0 < keep_alive_s <= most_s:
-            raise UsageError(
-                f"lock {self.uri}: expected keepalive_ms in 1..{most_s * 1000:g}, so that the "
-                f"target ends the connections of a stopped writer before its lease can "
-                f"be taken, got {keep_alive_s * 1000:g}"
-            )
+        self._check_time_limits(f"lock {self.uri}")
         self._reservation = Reservation.probe(self.runner, self.nsid, self.uri)
         block = _RecordBlock(self, self._record_span(), self._reservation)
         lease = Lease(
@@ -182,6 +185,21 @@ class SharedNamespaceDevice(NativeBackedDevice):
         self._renewer = _Renewer(lease, block)
         self._renewer.start()
         return True
+
+    def _check_time_limits(self, action: str) -> None:
+        """Check that writes end, and silent writers are noticed, within the lease's drain time."""
+        if self.write_drain_s > self.lease_times.drain_s:
+            raise UsageError(
+                f"{action}: expected that its writes end within "
+                f"{self.lease_times.drain_s:g} s, got time-outs of {self.write_drain_s:g} s in all"
+            )
+        keep_alive_s, most_s = self.keep_alive_s, self.lease_times.drain_s / 2
+        if keep_alive_s is not None and not 0 < keep_alive_s <= most_s:
+            raise UsageError(
+                f"{action}: expected keepalive_ms in 1..{most_s * 1000:g}, so that the "
+                f"target ends the connections of a stopped writer before its lease can "
+                f"be taken, got {keep_alive_s * 1000:g}"
+            )
 
     def _sleep(self, seconds: float) -> None:
         if self._lock_wait_cancelled.wait(seconds):
@@ -231,6 +249,73 @@ class SharedNamespaceDevice(NativeBackedDevice):
                 self._guard.lease.release()
         finally:
             self._guard.lease = None
+
+    # ---- granted writing -------------------------------------------------------------------------
+
+    def check_can_grant(self) -> None:
+        """Check time limits and reservations; see ``BlockDevice.check_can_grant``."""
+        action = f"grant writing to {self.uri}"
+        self._check_time_limits(action)
+        reservation = Reservation.probe(self.runner, self.nsid, self.uri)
+        if reservation is not None and not reservation.can_admit:
+            raise UsageError(
+                f"{action}: expected a target without reservations, or one that has the type Write "
+                "Exclusive - Registrants Only (bit 3 of RESCAP): with Write Exclusive alone, each "
+                "other writer would lock the workers out"
+            )
+
+    def _begin_granted(self, slot: int) -> None:
+        del slot  # the deadline excludes a writer, not a lock
+        self.limit_writes(self.incarnation(), 0)
+        self._guard.grant = Grant(self.uri)
+        self._reservation = Reservation.probe(self.runner, self.nsid, self.uri)
+        if self._reservation is not None:
+            self._reservation.join()
+
+    def _extend_grant(self, until_s: float, incarnation: int) -> None:
+        grant = self._guard.grant
+        assert grant is not None, "granted writing has begun"
+        grant.extend(until_s)
+        self.limit_writes(incarnation, until_s)
+
+    def _end_granted(self) -> None:
+        if self._guard.grant is not None:
+            self._guard.grant.end()
+        self.limit_writes(self.incarnation(), 0)
+
+    @property
+    def writer_key(self) -> int | None:
+        """Key by which the target knows this host as a writer; None: it has no reservations."""
+        return None if self._reservation is None else self._reservation.key
+
+    def admit_writers(self) -> None:
+        """Let registered hosts write; see ``BlockDevice.admit_writers``."""
+        super().admit_writers()
+        if self._reservation is not None:
+            self._guard.check()
+            self._has_expelled = self._reservation.admit() or self._has_expelled
+
+    @property
+    def writers_admitted(self) -> bool:
+        """False if the lock's holder excludes all other hosts."""
+        return self._reservation is None or self._reservation.admits_writers
+
+    def dismiss_writers(self) -> None:
+        """End what ``admit_writers`` began; see ``BlockDevice.dismiss_writers``."""
+        super().dismiss_writers()
+        if self._reservation is not None:
+            self._guard.check()
+            self._reservation.dismiss(fence=self._has_expelled)
+            self._has_expelled = False
+
+    def expel_writer(self, key: int | None, living: Collection[int | None] = ()) -> bool:
+        """Have the target refuse the writes of a host; see ``BlockDevice.expel_writer``."""
+        own = self._reservation
+        if own is None or key is None or key == own.key or key in living:
+            return False
+        expelled = own.expel(key)
+        self._has_expelled = self._has_expelled or expelled
+        return expelled
 
 
 class _RecordBlock:
@@ -293,7 +378,7 @@ class _RecordBlock:
 
 
 class _LeaseGuard:
-    """The lease of a device, while it has one, for the device and its queue pairs.
+    """The lease or grant of a device, while it has one, for the device and its queue pairs.
 
     The queue pairs have no reference to the device. So a device that nothing refers to any more is
     closed at once, although it has idle queue pairs.
@@ -301,12 +386,13 @@ class _LeaseGuard:
 
     def __init__(self) -> None:
         self.lease: Lease | None = None
+        self.grant: Grant | None = None
 
     def check(self) -> None:
-        """Raise LeaseLostError if the lease is lost."""
-        lease = self.lease
-        if lease is not None:
-            lease.check()
+        """Raise LeaseLostError if the lease is lost, or nothing is granted now."""
+        holds = self.grant or self.lease
+        if holds is not None:
+            holds.check()
 
     def note_failed_write(self) -> None:
         """Note that a write may take effect later."""
@@ -357,6 +443,10 @@ class _GuardedQueue(NativeQueue):
         self._guard.check()
         try:
             super().transfer(kind, buffer, offset_bytes)
+        except LeaseLostError:
+            self._guard.note_failed_write()
+            self._guard.check()  # whose error has the deadline
+            raise
         except DeviceError:
             self._guard.note_failed_write()
             raise

@@ -90,6 +90,19 @@ class WrappingDevice(Closing):
     queue_pairs_max = _of_inner("queue_pairs_max")
     gap_bytes = _of_inner("gap_bytes")
     native = _of_inner("native")
+    grants_expire = _of_inner("grants_expire")
+    lease_times = _of_inner("lease_times")
+    writer_key = _of_inner("writer_key")
+    writers_admitted = _of_inner("writers_admitted")
+    incarnation = _of_inner("incarnation")
+    begin_granted = _of_inner("begin_granted")
+    extend_grant = _of_inner("extend_grant")
+    end_granted = _of_inner("end_granted")
+    check_can_grant = _of_inner("check_can_grant")
+    admit_writers = _of_inner("admit_writers")
+    dismiss_writers = _of_inner("dismiss_writers")
+    expel_writer = _of_inner("expel_writer")
+    granted_writers_gone = _of_inner("granted_writers_gone")
 
     def queue_pair(self, depth: int) -> QueuePair:
         """Create a queue pair of the inner device whose writes call the hooks."""
@@ -469,6 +482,23 @@ class FaultyDevice(NativeBackedDevice):
 
     def _release(self) -> None:
         self.inner.unlock()
+
+    def check_can_grant(self) -> None:
+        """Check the inner device."""
+        self.inner.check_can_grant()
+
+    def _begin_granted(self, slot: int) -> None:
+        self.inner.begin_granted(slot)
+
+    def _extend_grant(self, until_s: float, incarnation: int) -> None:
+        self.inner.extend_grant(until_s, incarnation=incarnation)
+
+    def _end_granted(self) -> None:
+        self.inner.end_granted()
+
+    def granted_writers_gone(self, slot: int | None = None) -> bool:
+        """Ask the inner device."""
+        return self.inner.granted_writers_gone(slot)
 
     def _close_native(self, native: NativeDevice) -> None:
         native.close()

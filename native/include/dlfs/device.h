@@ -63,6 +63,12 @@ DLFS_API uint32_t dlfs_device_block_bytes(const dlfs_device *device);
 DLFS_API const char *dlfs_device_kind(const dlfs_device *device);
 /* Makes every completed write durable. Blocks. Errors: -errno. */
 DLFS_API int dlfs_device_flush(dlfs_device *device);
+/*
+ * Returns the descriptor of a file or disk, which the device owns. A device that is open for
+ * writing uses it for every operation, by its number: another open file of the same file may take
+ * its place (dup2) while operations are in flight. -ENOTSUP: the kind of device has none.
+ */
+DLFS_API int dlfs_device_descriptor(const dlfs_device *device);
 
 /*
  * Creates a queue pair, which is one thread's private path to a device and must not outlive it.

@@ -58,6 +58,15 @@ static const struct dlfs_device_ops threads_device_ops = {
     .destroy = file_destroy,
 };
 
+int dlfs_device_descriptor(const dlfs_device *device)
+{
+    if (device == NULL ||
+        (device->ops != &uring_device_ops && device->ops != &threads_device_ops)) {
+        return -ENOTSUP;
+    }
+    return ((const struct dlfs_file_device *)device)->descriptor;
+}
+
 static int open_retrying(const char *path, int flags)
 {
     int descriptor;

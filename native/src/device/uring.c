@@ -367,7 +367,10 @@ int dlfs_uring_queue_create(dlfs_device *device, uint32_t depth,
         return error;
     }
     queue->descriptor = ((const struct dlfs_file_device *)device)->descriptor;
-    queue->file_registered = io_uring_register_files(&queue->ring, &queue->descriptor, 1) == 0;
+    /* A ring that has the file registered would keep it open, also in a forked child: the lock of a
+     * writer lies on the open file, which may be replaced (dlfs_device_descriptor). */
+    queue->file_registered =
+        !device->writable && io_uring_register_files(&queue->ring, &queue->descriptor, 1) == 0;
     for (uint32_t i = 0; i < depth; i++) {
         queue->entries[i].next_free = i + 1;
     }
