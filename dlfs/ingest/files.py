@@ -18,7 +18,7 @@ import os
 from abc import abstractmethod
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -138,8 +138,17 @@ class FileTable:
         self._text += path
         self._text.append(0)
         self._positions.append(len(self._text))
-        if len(self) - self._next == STAT_FILES and self._stat is not None:
-            self._stat_part(self._stat)
+        self._stat_some()
+
+    def add_all(self, names: Sequence[bytes], prefix: bytes = b"") -> None:
+        """Add files by their paths without a prefix that all have."""
+        for first in range(0, len(names), STAT_FILES):
+            some = names[first : first + STAT_FILES]
+            sizes = np.fromiter(map(len, some), np.uint64, len(some)) + np.uint64(len(prefix) + 1)
+            ends = np.cumsum(sizes) + np.uint64(len(self._text))
+            self._text += prefix + (b"\0" + prefix).join(some) + b"\0"
+            self._positions.frombytes(ends.tobytes())
+            self._stat_some()
 
     def path(self, index: int) -> bytes:
         """Return the path of a file."""
@@ -172,6 +181,11 @@ class FileTable:
                 self.files[field][first : first + len(part)] = part[field]
             first += len(part)
         return np.flatnonzero(self.files["code"]).tolist() if failed else []
+
+    def _stat_some(self) -> None:
+        """Have a thread stat the files that were added, once they are enough for a call."""
+        if len(self) - self._next >= STAT_FILES and self._stat is not None:
+            self._stat_part(self._stat)
 
     def _stat_part(self, stat: Callable[[Bytes, npt.NDArray[np.void]], int]) -> None:
         """Have a thread stat the files that were added since the last part."""

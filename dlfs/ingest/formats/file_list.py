@@ -82,8 +82,7 @@ class ListSource(FilesSource):
         super().__init__(source_name([path]), root, follow_links=options.links == "follow")
 
     def _find_files(self) -> Mapping[str, Array]:
-        for path in self._paths:
-            self._table.add(path)
+        self._table.add_all(self._paths)
         return self._columns
 
 

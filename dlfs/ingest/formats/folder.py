@@ -7,7 +7,8 @@ samples with one path are an error that names both.
 Before anything is written, the source walks the tree once. That gives the sizes for the space check
 and finds dangling links, loops and files that cannot be read. Names may have any bytes. The walk
 visits entries in the byte order of full paths, so the table of files needs no sorting. A directory
-entry says if it is a regular file; ``files`` stats and reads these together.
+entry says if it is a regular file; ``files`` stats and reads these together. The walk itself takes
+a thread of Python, so it passes on the files of a directory in runs rather than one by one.
 
 The format ``imagefolder`` is the layout of torchvision's ``ImageFolder``: the first folder of a
 file is its class. The names of the top folders, sorted as text, are the classes. The attribute
@@ -21,6 +22,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -49,11 +51,11 @@ from dlfs.ingest.source import (
 _NAMES_SHOWN = 10
 """Most names of hidden files that a report has."""
 
-Status = os.stat_result | None
-"""Status of an entry; None for a regular file, which is not looked up during the walk."""
+_Entry = tuple[bytes, bytes, os.stat_result]
+"""An entry that was looked up: its name as it sorts (a folder as ``name/``), path and status."""
 
-_Entry = tuple[bytes, bytes, Status]
-"""An entry: its sort key (a folder sorts as ``path/``), its path and its status."""
+_Run = list[bytes]
+"""Names of regular files, which are not looked up during the walk, that follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class _Frame:
     """A directory during the walk: path, entries left; identities of itself and its parents."""
 
     path: bytes
-    entries: Iterator[_Entry]
+    entries: Iterator[_Entry | _Run]
     above: frozenset[tuple[int, int]]
     samples_before: int
 
@@ -124,11 +126,14 @@ class FolderSource(FilesSource):
                     empty.append(self._sample_path(frame.path))
                 stack.pop()
                 continue
+            if isinstance(entry, list):
+                self._add_run(frame.path, entry)
+                continue
             _, path, status = entry
-            if status is not None and stat.S_ISDIR(status.st_mode):
+            if stat.S_ISDIR(status.st_mode):
                 with self._leaving_out(path):
                     stack.append(self._enter(path, self._descend(path, status, frame.above)))
-            elif status is None or stat.S_ISREG(status.st_mode):
+            elif stat.S_ISREG(status.st_mode):
                 self._add(path)
             else:
                 self.skipped["special file"] += 1
@@ -146,31 +151,33 @@ class FolderSource(FilesSource):
             Descriptor() as folder,
         ):
             folder.fill(self._open_directory, path)
-            entries = self._list(path, folder.value)
-        entries.sort(key=itemgetter(0))
-        return _Frame(path, iter(entries), above, len(self._table))
+            files, others = self._list(path, folder.value)
+        return _Frame(path, _in_order(files, others), above, len(self._table))
 
     def _open_directory(self, path: bytes) -> int:
         """Open a directory below the folder, or the folder itself, to list it."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         return os.open(path or b".", flags, dir_fd=self._opened.value)
 
-    def _list(self, path: bytes, descriptor: int) -> list[_Entry]:
-        found: list[_Entry] = []
+    def _list(self, path: bytes, descriptor: int) -> tuple[_Run, list[_Entry]]:
+        """Return the regular files of a directory, and its other entries."""
+        files: list[str] = []
+        others: list[_Entry] = []
         prefix = path + b"/" if path else b""
         with os.scandir(descriptor) as scan:
             for item in scan:
-                full = prefix + os.fsencode(item.name)
                 if not self._is_wanted(item.name):
                     continue
                 if item.is_file(follow_symlinks=False):
-                    found.append((full, full, None))
-                elif not item.is_symlink() or keep_link(
+                    files.append(item.name)
+                    continue
+                full = prefix + os.fsencode(item.name)
+                if not item.is_symlink() or keep_link(
                     self._links, f"import {self._where(full)}", self.skipped
                 ):
                     with self._leaving_out(full):
-                        found.append(self._entry(full, item))
-        return found
+                        others.append(self._entry(full, item))
+        return os.fsencode("\0".join(files)).split(b"\0") if files else [], others
 
     def _is_wanted(self, _name: str) -> bool:
         """Return True if an entry of a directory is imported."""
@@ -181,7 +188,8 @@ class FolderSource(FilesSource):
             status = item.stat()
         except OSError as error:
             raise self._broken(path, item.is_symlink(), error) from error
-        return (path + b"/" if stat.S_ISDIR(status.st_mode) else path), path, status
+        name = path.rpartition(b"/")[2]
+        return (name + b"/" if stat.S_ISDIR(status.st_mode) else name), path, status
 
     def _broken(self, path: bytes, is_link: bool, error: OSError) -> DlfsError:
         where = self._where(path)
@@ -202,6 +210,15 @@ class FolderSource(FilesSource):
             raise UsageError(f"import {self._where(path)}: the link leads to a folder above it")
         return above | {identity}
 
+    def _add_run(self, folder: bytes, names: _Run) -> None:
+        """Add files of a directory to the table."""
+        prefix = folder + b"/" if folder else b""
+        if len(prefix) + max(map(len, names)) <= PATH_BYTES_MAX:
+            self._table.add_all(names, prefix)
+            return
+        for name in names:
+            self._add(prefix + name)
+
     def _add(self, path: bytes) -> None:
         if len(path) <= PATH_BYTES_MAX:  # the kernel enforces the other rules
             self._table.add(path)
@@ -212,6 +229,21 @@ class FolderSource(FilesSource):
 
     def _where(self, path: bytes) -> str:
         return join_shown(self._folder, path)
+
+
+def _in_order(files: _Run, others: list[_Entry]) -> Iterator[_Entry | _Run]:
+    """Yield the entries of a directory in the order of the full paths, files in runs."""
+    files.sort()
+    others.sort(key=itemgetter(0))
+    first = 0
+    for entry in others:
+        end = bisect(files, entry[0], first)
+        if end > first:
+            yield files[first:end]
+        yield entry
+        first = end
+    if first < len(files):
+        yield files[first:]
 
 
 @dataclass(slots=True)

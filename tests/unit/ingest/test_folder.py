@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from dlfs.errors import DeviceError, LimitError, NotFoundError, UsageError
 from dlfs.ingest import files as files_module
+from dlfs.ingest.bad_records import BadRecords, SkipBad, opening
 from dlfs.ingest.formats.folder import FolderSource
 from dlfs.ingest.source import BUFFER_BYTES
 from tests.support.files import write_files
@@ -77,6 +78,35 @@ def test_files_are_looked_at_while_others_are_listed(
     monkeypatch.setattr(files_module, "stat_files", remove_and_stat)
     with pytest.raises(DeviceError, match="0/000: No such file"):
         FolderSource(tmp_path)
+
+
+@pytest.mark.parametrize("part", [1, 2, 100])
+def test_entries_of_each_kind_are_in_path_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    monkeypatch.setattr(files_module, "STAT_FILES", part)
+    names = [
+        b"a",
+        b"a-",
+        b"a.",
+        b"a/b",
+        b"a/b0",
+        b"a/c/1",
+        b"a/c0",
+        b"a0",
+        b"b/1",
+        b"c",
+        b"d",
+        b"e",
+    ]
+    files = {b"%d/%s" % (i, name): name for i in range(2) for name in names if name != b"a"}
+    write_files(tmp_path, files)
+    for i in range(2):
+        for link, target in ((b"Z", b"d"), (b"a-link", b"b"), (b"cc", b"c"), (b"z", b"a/c")):
+            os.symlink(target, os.fsencode(tmp_path) + b"/%d/%s" % (i, link))
+        files |= {b"%d/Z" % i: b"d", b"%d/a-link/1" % i: b"b/1", b"%d/cc" % i: b"c"}
+        files[b"%d/z/1" % i] = b"a/c/1"
+    assert take(tmp_path) == sorted(files.items())
 
 
 def test_shuffled_is_another_order_of_the_same_by_the_seed(tmp_path: Path) -> None:
@@ -247,6 +277,24 @@ def test_the_longest_path_is_taken(tmp_path: Path) -> None:
     path = b"/".join(parts)
     assert len(path) == 4095
     assert take(tmp_path) == [(path, b"")]
+
+
+def test_of_files_of_one_folder_only_those_with_too_long_paths_are_bad(tmp_path: Path) -> None:
+    folder, descriptor = b"/".join([b"n" * 254] * 16), os.open(tmp_path, os.O_RDONLY)
+    for part in folder.split(b"/"):
+        os.mkdir(part, dir_fd=descriptor)
+        below = os.open(part, os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    for name in (b"a", b"b" * 16, b"c"):
+        os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=descriptor))
+    os.close(descriptor)
+    with opening(BadRecords(SkipBad(count=1))):
+        source = FolderSource(tmp_path)
+    found = [*take_all(source, layout="path", seed=0)]
+    assert [os.fsencode(path) for path in found] == [folder + b"/a", folder + b"/c"]
+    [bad] = source.bad.report().records
+    assert os.fsencode(bad.record) == folder + b"/" + b"b" * 16
 
 
 def test_closing_early_ends_the_reading(tmp_path: Path) -> None:
