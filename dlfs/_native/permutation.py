@@ -24,6 +24,7 @@ SIZE_MAX = 1 << 62
 
 _U64_END = 1 << 64
 _PACKING = b"dlfs.packing"
+_ARRIVING = b"dlfs.arriving"
 
 
 class Permutation:
@@ -97,4 +98,21 @@ def packing_permutation(size: int, seed: int, stage: int = 0) -> Permutation:
         UsageError: the size is out of range.
     """
     key = blake2b(struct.pack("<QQ", seed, stage), digest_size=16, person=_PACKING).digest()
+    return Permutation(size, *struct.unpack("<QQ", key))
+
+
+def arriving_permutation(size: int, seed: int, epoch: int, window: int) -> Permutation:
+    """Return the order of the samples of one window of an epoch that an import begins.
+
+    Args:
+        size: number of samples, 1..2^62.
+        seed: seed of the epoch's order, 0..2^64-1.
+        epoch: number of the epoch, 0..2^64-1.
+        window: number of the window, 0..2^64-1.
+
+    Raises:
+        UsageError: the size is out of range.
+    """
+    numbers = struct.pack("<QQQ", seed, epoch, window)
+    key = blake2b(numbers, digest_size=16, person=_ARRIVING).digest()
     return Permutation(size, *struct.unpack("<QQ", key))

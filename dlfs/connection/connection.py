@@ -18,13 +18,15 @@ from uuid import UUID
 
 from dlfs.attributes import AttributesLater, AttributeTable, load_attributes
 from dlfs.base.arguments import check_integer
-from dlfs.base.closing import LiveValues, Uses
+from dlfs.base.closing import LiveObjects, LiveValues, Uses
 from dlfs.base.deadlines import is_over, limit_call, limit_device, share_for
 from dlfs.base.units import MIB, format_bytes, format_count
 from dlfs.block import BlockDevice, MissingDevice, is_silent, open_device
+from dlfs.connection.arriving import Arrival, ArrivedStep, find_record, record_of_step
 from dlfs.connection.identity import DatasetIdentity
 from dlfs.connection.placement import LocalPlacement
 from dlfs.connection.segment_loading import load_segment
+from dlfs.connection.unfinished import load_step
 from dlfs.directory import FrozenDirectory
 from dlfs.directory.sharing import SHARED_ROOT
 from dlfs.errors import (
@@ -427,6 +429,7 @@ class LocalVolume:
         self.generation = generation
         self.options = options
         self._watch = watch
+        self._steps: LiveObjects[LocalPlacement] = LiveObjects()
 
     @property
     def superblock(self) -> Superblock:
@@ -446,6 +449,56 @@ class LocalVolume:
     def describe(self) -> VolumeInfo:
         """Return a description of the volume, with the state of every superblock copy."""
         return describe_volume(self.generation)
+
+    def open_step(self, arrival: Arrival, step: ArrivedStep) -> DatasetSession:
+        """Open the samples of a step of an unfinished import, with the devices of this volume.
+
+        The session must be closed before this volume is.
+
+        Args:
+            arrival: what has arrived of the import at the loaded generation.
+            step: one of its steps.
+
+        Raises:
+            FormatError: its journal is malformed.
+            DeviceError: a device cannot be read.
+        """
+        assert step.committed is not None
+        generation, connection = self.generation, self.connection
+        name, uuid = arrival.record.name, arrival.record.uuid
+        chunk_bytes = generation.geometry.chunk_bytes
+
+        def find(catalog: Catalog) -> DatasetRecord | None:
+            found = find_record(catalog, name, uuid)
+            return None if found is None else record_of_step(found, step, chunk_bytes)
+
+        directory, table = load_step(generation, arrival.record, step.committed)
+        record = record_of_step(arrival.record, step, chunk_bytes)
+        identity = DatasetIdentity.of(record, self.superblock.volume_uuid)
+        uses = Uses(f"use the import of {identity.name!r}: it is closed")
+        placement = LocalPlacement(generation, record, identity, self.options.opener, uses, find)
+        self._steps.add(placement)
+        make_reader = partial(connection._make_reader, generation, identity, record, placement)
+        reader = make_reader(directory)
+        placement.lost_members = reader.native.lost_members
+        placement.member_code = reader.native.member_code
+
+        def release() -> None:
+            placement.closed = True
+
+        return DatasetSession(
+            record=record,
+            geometry=generation.geometry,
+            members=tuple(device.uri for device in generation.devices),
+            directory=directory,
+            reader=reader,
+            open_parts=make_reader,
+            sources=generation.sources,
+            release=release,
+            uses=uses,
+            is_lost=lambda: placement.moved,
+            load_attributes=lambda: table,
+        )
 
     def refresh(self, committed: Generation | None = None) -> None:
         """Load the newest generation, and open members that were missing and are back.
@@ -470,6 +523,9 @@ class LocalVolume:
             close_devices([device for device in devices if device not in before])
             raise
         _loaded.put(self.superblock.volume_uuid, self.generation)
+        if set(map(id, before)) - set(map(id, self.generation.devices)):
+            for placement in self._steps:
+                placement.moved = True  # its reader has devices that are closed now
         close_removed(self.generation, devices)
 
     def _newest(self, devices: Sequence[BlockDevice], known: Generation) -> Generation:

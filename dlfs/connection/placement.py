@@ -34,7 +34,7 @@ from dlfs.base.forks import Lock
 from dlfs.block import note_unanswered
 from dlfs.connection.identity import DatasetIdentity
 from dlfs.errors import DeviceError, DlfsError, FormatError, NotFoundError, UsageError
-from dlfs.format.catalog import DatasetRecord
+from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.constants import SUPERBLOCK_BYTES
 from dlfs.format.geometry import superblock_offsets
 from dlfs.format.superblock import decode_superblock
@@ -60,6 +60,8 @@ class LocalPlacement:
         identity: identity of the dataset.
         opener: function that opens further devices.
         uses: calls under way that use the devices.
+        find: returns the record of the same samples in the catalog of another generation; None if
+            they were removed. By default the record of the same dataset.
 
     Attributes:
         moved: True once the dataset must be opened anew, since its chunks or members are others.
@@ -75,6 +77,7 @@ class LocalPlacement:
         identity: DatasetIdentity,
         opener: Opener,
         uses: Uses,
+        find: Callable[[Catalog], DatasetRecord | None] | None = None,
     ) -> None:
         self.volume_uuid = generation.superblock.volume_uuid
         self.moved = False
@@ -82,6 +85,7 @@ class LocalPlacement:
         self.member_code: Callable[[int], int] = lambda _number: 0
         self._opened = generation
         self._record = record
+        self._find = find or (lambda catalog: catalog.find_uuid(record.uuid))
         self._identity = identity
         self._opener = opener
         self._members = _members_of(generation, record, every=generation.geometry.replicas > 1)
@@ -168,7 +172,7 @@ class LocalPlacement:
         with newest_generation(self._opened, self._opener) as newest:
             if newest.superblock.volume_uuid == self.volume_uuid:
                 remember_members(self._opened.members, newest.superblock, newest.members)
-            found = newest.catalog.find_uuid(self._record.uuid)
+            found = self._find(newest.catalog)
             if found is None:
                 return None
             self.moved |= have_left(self._opened, self._record, newest)

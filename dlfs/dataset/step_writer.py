@@ -106,7 +106,7 @@ def _encode_origin(origin: Origin) -> bytes:
     encoded = json.dumps(origin, sort_keys=True).encode()
     if len(encoded) <= SOURCE_BYTES_MAX:
         return encoded
-    kept = {key: origin.get(key) for key in ("fingerprint", "step_bytes")}
+    kept = {key: origin.get(key) for key in ("fingerprint", "step_bytes", "one_pass", "append")}
     return json.dumps({**kept, "source": str(origin.get("source"))[:SOURCE_NAME_MAX]}).encode()
 
 
@@ -275,7 +275,7 @@ class StepWriter:
     def _choose_order(self, source_shuffled: bool, one_pass: bool) -> None:
         """Choose how samples are shuffled, and where steps end."""
         shuffles = self.layout == "shuffled" and not source_shuffled
-        self._one_pass = one_pass or not shuffles
+        self.origin["one_pass"] = self._one_pass = one_pass or not shuffles
         self._by_batches = source_shuffled and self.layout != "path"
         self._step_bytes: int = self.origin["step_bytes"]
         self._options["source_shuffled"] = source_shuffled

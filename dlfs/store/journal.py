@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,8 +30,15 @@ class Step:
     address: int
 
 
-def read_steps(generation: Generation, record: DatasetRecord) -> list[Step]:
+def read_steps(
+    generation: Generation, record: DatasetRecord, known: Sequence[Step] = ()
+) -> list[Step]:
     """Read the headers of all steps of an unfinished import.
+
+    Args:
+        generation: generation that has the record.
+        record: record of the import.
+        known: the first of its steps, whose headers are not read again.
 
     Raises:
         FormatError: a header is malformed in all copies; the message names where.
@@ -38,8 +46,11 @@ def read_steps(generation: Generation, record: DatasetRecord) -> list[Step]:
     """
     space = DataSpace(generation.geometry, record.journal_runs)
     chunk_bytes = generation.geometry.chunk_bytes
-    steps: list[Step] = []
+    steps = [*known]
     address = 0
+    if steps:
+        last = steps[-1]
+        address = last.address + -(-last.header.step_bytes // chunk_bytes) * chunk_bytes
     while address < record.journal_bytes:
         header = _read_header(generation, space, record, address, len(steps))
         steps.append(Step(header, address))

@@ -62,6 +62,7 @@ from dlfs.store.renaming import rename_records
 from dlfs.store.transaction import Generation, Transaction, after_commit, check_writable
 
 if TYPE_CHECKING:
+    from dlfs.dataset.arriving import ArrivingDataset
     from dlfs.dataset.step_writer import StepWriter
     from dlfs.store.balancing import RebalanceReport
     from dlfs.store.shrinking import ShrinkReport
@@ -469,6 +470,24 @@ class Volume(Closing):
         session = self._opened()
         geometry = session.superblock.geometry
         return [describe_unfinished(record, geometry) for record in session.catalog.unfinished]
+
+    def arriving(self, name: str | bytes) -> ArrivingDataset:
+        """Open the samples of an import that goes on, to train on them while they arrive.
+
+        The import need not have begun. If there is none, the newest version of the dataset is read,
+        in the same order.
+
+        Args:
+            name: name of the dataset that the import makes.
+
+        Raises:
+            UsageError: the volume was opened through a service; or the import packs its samples a
+                second time, or appends to a version (raised when its first step is found).
+        """
+        from dlfs.dataset.arriving import ArrivingDataset
+
+        session = self._local("read an import that goes on from")
+        return ArrivingDataset(session.connection, dataset_name_bytes(name))
 
     def abandon(self, name: str | bytes) -> UnfinishedInfo:
         """Free the space of an unfinished import.
