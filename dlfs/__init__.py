@@ -35,6 +35,7 @@ TYPE_CHECKING = False  # as typing has it, which would have to be loaded
 
 if TYPE_CHECKING:
     from dlfs.base.arguments import Engine, Layout, OnError, ReadPlan, Shuffle
+    from dlfs.dataset.arriving import ArrivingDataset, ArrivingEpoch
     from dlfs.dataset.dataset import Dataset
     from dlfs.dataset.writer import DatasetWriter
     from dlfs.epoch.placement import Replicated, find_placement
@@ -95,6 +96,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArrivingDataset",
+    "ArrivingEpoch",
     "AuthenticationError",
     "Batch",
     "ChecksumError",
@@ -166,6 +169,8 @@ _HOMES = {
     "Shuffle": "dlfs.base.arguments",
     "DatasetDiff": "dlfs.volume.comparison",
     "diff": "dlfs.volume.comparison",
+    "ArrivingDataset": "dlfs.dataset.arriving",
+    "ArrivingEpoch": "dlfs.dataset.arriving",
     "Dataset": "dlfs.dataset.dataset",
     "Batch": "dlfs.reader",
     "Epoch": "dlfs.reader",

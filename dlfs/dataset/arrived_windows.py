@@ -347,9 +347,7 @@ class OpenImport:
             self._volume.close()
 
 
-def _sort_ties(
-    window: Window, steps: Sequence[ArrivedStep], addresses: NDArray[np.uint64]
-) -> None:
+def _sort_ties(window: Window, steps: Sequence[ArrivedStep], addresses: NDArray[np.uint64]) -> None:
     """Sort the samples of several steps that share an address by their paths.
 
     Only the samples without bytes at the end of a step can share one with those of the next step.

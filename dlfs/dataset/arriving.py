@@ -39,6 +39,8 @@ from dlfs.format.paths import display
 from dlfs.reader import Batch
 from dlfs.reader.following import follow
 
+COUNT_MAX = 1 << 62
+"""More samples than an import can have; ``wait`` for so many waits for its end."""
 POLL_S = 0.1
 """Time between two looks at the volume while a reader waits for samples, in seconds."""
 NOTICE_S = 10.0
@@ -157,7 +159,7 @@ class ArrivingDataset(Closing):
         """Wait until windows with the first samples have arrived, or the import has ended.
 
         Args:
-            count: number of samples; 0 to wait for the first step.
+            count: number of samples; 0 to wait for the first step, ``COUNT_MAX`` for the end.
             window_bytes: size of a window.
             check: called before each look at the volume. What it raises ends the wait.
             timeout_s: longest wait without new samples, in seconds; None if ``check`` limits it.
@@ -187,10 +189,10 @@ class ArrivingDataset(Closing):
             if now - noticed >= NOTICE_S:
                 noticed = now
                 _log.warning(
-                    "training waits for the import of %s: %s have arrived, %s are needed",
+                    "the import of %s is waited for: %s have arrived, and %s",
                     quote(self.name),
                     format_count(newest, "sample"),
-                    f"{count:,}",
+                    f"{count:,} are needed" if 0 < count < COUNT_MAX else "it goes on",
                 )
             time.sleep(POLL_S)
 

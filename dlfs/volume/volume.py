@@ -472,22 +472,15 @@ class Volume(Closing):
         return [describe_unfinished(record, geometry) for record in session.catalog.unfinished]
 
     def arriving(self, name: str | bytes) -> ArrivingDataset:
-        """Open the samples of an import that goes on, to train on them while they arrive.
-
-        The import need not have begun. If there is none, the newest version of the dataset is read,
-        in the same order.
-
-        Args:
-            name: name of the dataset that the import makes.
+        """Open the samples of an import that goes on, or will; else of the newest version.
 
         Raises:
-            UsageError: the volume was opened through a service; or the import packs its samples a
-                second time, or appends to a version (raised when its first step is found).
+            UsageError: the volume was opened through a service.
         """
         from dlfs.dataset.arriving import ArrivingDataset
 
-        session = self._local("read an import that goes on from")
-        return ArrivingDataset(session.connection, dataset_name_bytes(name))
+        local = self._local("read an import that goes on from")
+        return ArrivingDataset(local.connection, dataset_name_bytes(name))
 
     def abandon(self, name: str | bytes) -> UnfinishedInfo:
         """Free the space of an unfinished import.

@@ -3,7 +3,8 @@
 ``Loader`` returns the batches of an epoch as tensors, read ahead. Any number of ranks and worker
 processes share an epoch exactly, and a checkpoint resumes at another number of either.
 ``SampleDataset`` with ``DistributedSampler`` or ``DistributedBatchSampler`` is the map-style way,
-for training loops that have a ``torch.utils.data.DataLoader`` already. ``FolderLabels`` and
+for training loops that have a ``torch.utils.data.DataLoader`` already. ``ImportingLoader`` trains
+while an import runs, and is a ``Loader`` of what was imported from then on. ``FolderLabels`` and
 ``ColumnLabels`` give the label of each sample.
 
 All classes take what ``dlfs.open`` returns, in forked and spawned workers as well. The workers of a
@@ -23,6 +24,7 @@ except ImportError as error:
 
 from dlfs.adapters.torch.context import SampleContext
 from dlfs.adapters.torch.dataset import SampleDataset
+from dlfs.adapters.torch.importing import ImportingLoader
 from dlfs.adapters.torch.labels import ColumnLabels, FolderLabels
 from dlfs.adapters.torch.loader import Loader
 from dlfs.adapters.torch.sampler import DistributedBatchSampler, DistributedSampler
@@ -39,6 +41,7 @@ __all__ = [
     "DistributedBatchSampler",
     "DistributedSampler",
     "FolderLabels",
+    "ImportingLoader",
     "Jagged",
     "Loader",
     "SampleContext",

@@ -195,7 +195,11 @@ class Loader(IterableDataset[Any]):
         self._num_workers = check(num_workers, 0, option="num_workers")
         self._context, self._as_pairs = multiprocessing_context, as_pairs
         self._device, self._pin_memory = check_device(device), pin_memory and has_accelerator()
-        self._total, self._cursor = start_cursor(dataset, self._options)
+        self._total, self._cursor = self._start_cursor()
+
+    def _start_cursor(self) -> tuple[int, Cursor]:
+        """Return the samples of an epoch, and a cursor at its beginning."""
+        return start_cursor(self.dataset, self._options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_workers": None, "_source": None, "_memory": None}
@@ -367,18 +371,18 @@ class Loader(IterableDataset[Any]):
             self._is_used_up = False
             return
         begin = self._begin()
-        left = whole = self._share(begin).batches
-        source = None
+        source, batches, is_last = None, None, False
         try:
             source = self._source = self._start(begin)
-            for batch in source:
-                left -= 1
+            for given, batch in enumerate(source, 1):
+                batches = self._count_batches(begin) if batches is None else batches
+                is_last = given == batches
                 # Other ranks may have one batch more: the state is theirs, too.
-                self._behind = None if left else batch.state
-                self._cursor.set(batch.state if left else next_epoch(begin), given=True)
+                self._behind = batch.state if is_last else None
+                self._cursor.set(next_epoch(begin) if is_last else batch.state, given=True)
                 yield batch
                 self._behind = None
-                if not left:
+                if is_last:
                     break
                 self._finder.check(self)
                 if self._source is not source:
@@ -399,8 +403,12 @@ class Loader(IterableDataset[Any]):
             raise
         if self._source is source:
             self._end_iteration()
-        if not whole:
+        if not is_last:
             self._cursor.set(next_epoch(begin))  # this rank has no batch of the epoch
+
+    def _count_batches(self, begin: State) -> int | None:
+        """Return the number of batches of an iteration; None while it is unknown."""
+        return self._share(begin).batches
 
     def _begin(self) -> State:
         """Return the state with which an iteration begins, and find the placement for it.

@@ -267,7 +267,7 @@ def test_waiting_ends_in_time(
         monkeypatch.setattr(arriving, "NOTICE_S", 0.01)
         with pytest.raises(DeviceTimeoutError, match=r"expected a step within 0\.05 s"):
             next(dataset.batches(8, timeout_s=0.05))
-        assert "training waits for the import of 'd': 0 samples have arrived, 8 are" in caplog.text
+        assert "the import of 'd' is waited for: 0 samples have arrived, and 8 are" in caplog.text
 
         def fail() -> None:
             raise ZeroDivisionError

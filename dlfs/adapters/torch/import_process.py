@@ -1,0 +1,226 @@
+"""Runs an import beside a training job, and says in every rank when it has failed.
+
+Rank 0 starts ``dlfs import`` as a child process, by a thread that waits for its end: the system
+ends the child if this thread, and so the rank, ends. The thread notes in the store of
+``torch.distributed`` that it runs, and how the import has ended. A thread of every other rank reads
+that. Without ``torch.distributed`` there is one rank.
+
+Worker processes of a ``DataLoader`` see in shared memory that the import has failed.
+
+Threads: one in each training process, until the import has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from dlfs.adapters.torch.worker_memory import WorkerMemory
+from dlfs.base.closing import Closing
+from dlfs.base.forks import Event, OwnerProcess
+from dlfs.base.wording import quote
+from dlfs.errors import (
+    AuthenticationError,
+    DeviceError,
+    DeviceLostError,
+    DlfsError,
+    FormatError,
+    LockedError,
+    NotFoundError,
+    SpaceError,
+    UsageError,
+)
+
+BEAT_S = 2.0
+"""Time between two notes of rank 0 that it runs the import, in seconds."""
+SILENCE_S = 120.0
+"""Time without such a note after which the other ranks fail, in seconds."""
+
+_CHILD = (
+    "import sys; from dlfs._native.processes import die_with_parent; "
+    "die_with_parent(int(sys.argv.pop(1))); from dlfs.cli import main; main()"
+)
+_TAIL_CHARACTERS = 4000
+_ERRORS: dict[int, type[DlfsError]] = {
+    2: UsageError,
+    3: NotFoundError,
+    4: FormatError,
+    5: LockedError,
+    6: SpaceError,
+    7: DeviceError,
+    8: AuthenticationError,
+}
+"""Class of the error for each exit code of the command line."""
+
+_log = logging.getLogger("dlfs")
+
+
+class ImportProcess(Closing):
+    """An import that runs beside a training job.
+
+    Args:
+        name: name of the dataset, for errors.
+        command: arguments of ``dlfs``; empty if there is nothing to import; None if another rank
+            runs the import.
+        store: store that all ranks share; None if there is one rank.
+        key: begin of the keys in the store; equal on all ranks, and used once.
+
+    Attributes:
+        failure: the error of the import; None unless it has failed.
+
+    Threads: any at once.
+    """
+
+    def __init__(self, name: str, command: Sequence[str] | None, store: Any, key: str) -> None:
+        self._name, self._command = name, command
+        self._store, self._key = store, key
+        self.failure: DlfsError | None = None
+        self._flag = WorkerMemory(1)
+        self._ended = Event()
+        self._owner = OwnerProcess()
+        self._process: subprocess.Popen[str] | None = None
+        target = self._listen if command is None else self._run
+        self._thread = threading.Thread(target=target, name="dlfs-import", daemon=True)
+        self._thread.start()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker process needs: the shared memory."""
+        return {"_name": self._name, "_flag": self._flag, "failure": None, "_owner": None}
+
+    def check(self) -> None:
+        """Raise the error of the import, if it has failed.
+
+        Raises:
+            DlfsError: as the import raised it.
+        """
+        if get_worker_info() is not None:
+            if self._flag.words[0]:
+                raise DlfsError(f"the import of {quote(self._name)} has failed")
+            return
+        if self.failure is not None:
+            # A new object each time: its traceback is that of the loop that gets it.
+            raise _copy(self.failure)
+
+    def close(self) -> None:
+        """End the import, which can go on later, and the threads. Idempotent."""
+        self._ended.set()
+        if self._owner is None or not self._owner.is_current():
+            return
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+        self._thread.join()
+
+    # ---- rank 0 ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        failure: DlfsError | None = None
+        try:
+            if self._command:
+                code, output, errors = self._wait()
+                if not self._ended.is_set():
+                    failure = _explain(self._name, code, output, errors)
+        except OSError as error:
+            failure = DeviceError(f"start the import of {quote(self._name)}: {error}")
+        self._fail(failure)
+        self._note("end", json.dumps(_encode(failure)))
+
+    def _wait(self) -> tuple[int, str, str]:
+        """Run the command; return its exit code and what it has written."""
+        assert self._command is not None
+        paths = [os.path.abspath(path) for path in sys.path if path]
+        process = self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _CHILD, str(os.getpid()), *self._command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for the training loop
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+        beat = 0
+        while True:
+            if self._ended.is_set() and process.poll() is None:
+                process.kill()  # it was closed while the process started
+            try:
+                output, errors = process.communicate(timeout=BEAT_S)
+            except subprocess.TimeoutExpired:
+                beat += 1
+                self._note("beat", str(beat))
+            else:
+                return process.returncode, output, errors
+
+    def _note(self, key: str, value: str) -> None:
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError):  # the other ranks are gone, or see that it is
+                self._store.set(f"{self._key}/{key}", value)
+
+    # ---- other ranks -----------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        if self._store is None:
+            return
+        heard, last = time.monotonic(), ""
+        try:
+            while not self._ended.wait(BEAT_S / 4):
+                if self._store.check([f"{self._key}/end"]):
+                    self._fail(_decode(json.loads(self._store.get(f"{self._key}/end"))))
+                    return
+                has_beat = self._store.check([f"{self._key}/beat"])
+                beat = self._store.get(f"{self._key}/beat").decode() if has_beat else ""
+                if beat != last:
+                    heard, last = time.monotonic(), beat
+                if time.monotonic() - heard > SILENCE_S:
+                    self._fail(self._silent(f"nothing for {SILENCE_S:g} s"))
+                    return
+        except RuntimeError as error:
+            self._fail(self._silent(f"{error}"))
+
+    def _silent(self, got: str) -> DlfsError:
+        return DeviceLostError(
+            f"wait for the import of {quote(self._name)}: expected a note of rank 0, which runs "
+            f"it, got {got}"
+        )
+
+    def _fail(self, failure: DlfsError | None) -> None:
+        if failure is not None:
+            self._flag.words[0] = 1
+            self.failure = failure
+
+
+def _explain(name: str, code: int, output: str, errors: str) -> DlfsError | None:
+    """Return the error of a command that has ended; None if it has imported."""
+    text = errors.strip()[-_TAIL_CHARACTERS:]
+    if output.strip():  # the report, also if bad records were left out
+        if text:
+            _log.info("import %s: %s", quote(name), text)
+        return None
+    if code < 0:
+        text = f"its process was ended by signal {-code}; the next run goes on with its steps"
+    kind = _ERRORS.get(code, DlfsError)
+    text = text.removeprefix("dlfs: ").removeprefix("error: ")
+    return kind(f"import {quote(name)} while training: {text or f'exit code {code}'}")
+
+
+def _encode(failure: DlfsError | None) -> list[str]:
+    return [] if failure is None else [type(failure).__name__, str(failure)]
+
+
+def _decode(values: list[str]) -> DlfsError | None:
+    kinds = {kind.__name__: kind for kind in (*_ERRORS.values(), DlfsError)}
+    return kinds[values[0]](values[1]) if values else None
+
+
+def _copy(failure: DlfsError) -> DlfsError:
+    return type(failure)(str(failure))

@@ -1,0 +1,400 @@
+"""Training while an import runs: each sample once in the first epoch, on any number of ranks."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import signal
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dlfs
+from dlfs.base.units import KIB, MIB
+from dlfs.errors import DlfsError, FormatError, NotFoundError, StaleError, UsageError
+from tests.support.volumes import new_volume
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from dlfs.adapters.torch import ImportingLoader, Loader  # noqa: E402
+from tests.support.torch_processes import run_ranks  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
+]
+
+COUNT = 1203
+CHUNK_BYTES = 64 * KIB
+OPTIONS: dict[str, Any] = {"window_bytes": 2 * CHUNK_BYTES, "seed": 3}
+IMPORT = ["--seed", "5", "--attribute", "number:int=([0-9]+)[.]bin"]
+
+
+def sample(number: int) -> bytes:
+    return b"%08d" % number + bytes(random.Random(number).randrange(2000, 6000))
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "samples.tar.gz"
+    with tarfile.open(path, "w:gz", compresslevel=0) as made:
+        for number in range(COUNT):
+            data = sample(number)
+            info = tarfile.TarInfo(f"{number:04}.bin")
+            info.size = len(data)
+            made.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return new_volume(tmp_path / "v", size_bytes=64 * MIB, chunk_bytes=CHUNK_BYTES)
+
+
+@pytest.fixture
+def make(archive: Path, path: Path) -> Iterator[Callable[..., ImportingLoader]]:
+    """Makes loaders of a volume, which are closed at the end."""
+    made: list[ImportingLoader] = []
+    with dlfs.open(path) as volume:
+
+        def make_loader(batch_size: int = 8, **options: Any) -> ImportingLoader:
+            options = {"import_options": IMPORT, "labels": "number", **OPTIONS, **options}
+            source = options.pop("source", archive)
+            loader = ImportingLoader(source, volume, "d", batch_size, **options)
+            made.append(loader)
+            return loader
+
+        yield make_loader
+        for loader in made:
+            loader.close()
+
+
+def numbers(batch: Any) -> list[int]:
+    """Return the numbers of the samples of a batch, which are checked."""
+    found = []
+    for data in batch.samples:
+        raw = bytes(data)
+        found.append(int(raw[:8]))
+        assert raw == sample(found[-1])
+    if batch.labels is not None:
+        assert batch.labels.tolist() == found
+    return found
+
+
+def take(batches: Any, count: int | None = None) -> list[int]:
+    found: list[int] = []
+    for at, batch in enumerate(batches, 1):
+        found += numbers(batch)
+        if at == count:
+            break
+    return found
+
+
+def process_of(loader: ImportingLoader) -> Any:
+    """Return the process of the import, when it has started."""
+    assert loader._running is not None
+    while loader._running._process is None:
+        time.sleep(0.01)
+    return loader._running._process
+
+
+def test_later_epochs_are_those_of_the_sealed_dataset(make: Any, path: Path) -> None:
+    loader = make()
+    assert (loader.epoch, loader.position) == (0, 0)
+    first = take(loader)
+    assert sorted(first) == list(range(COUNT))
+    assert first != list(range(COUNT))
+    assert (loader.epoch, loader.position, len(loader)) == (1, 0, -(-COUNT // 8))
+    second = take(loader)
+    with dlfs.open(path) as volume, volume["d"] as dataset:
+        ordinary = Loader(dataset, 8, seed=3)
+        ordinary.set_epoch(1)
+        assert take(ordinary) == second
+        # Its states from here on are those of the dataset.
+        ordinary.load_state_dict(loader.state_dict())
+        assert (ordinary.epoch, ordinary.position) == (2, 0)
+    loader.set_epoch(0)
+    assert take(loader) == first
+
+
+def test_an_import_that_has_ended_gives_the_same_order(make: Any) -> None:
+    first = take(make())
+    for workers in (0, 2):
+        loader = make(num_workers=workers)
+        assert len(loader) == -(-COUNT // 8)
+        assert take(loader) == first
+    assert take(make(13)) == first
+
+
+def test_it_goes_on_from_a_state_in_mid_epoch(make: Any) -> None:
+    loader = make()
+    begin = loader.state_dict()
+    before = take(loader, 7)
+    state = loader.state_dict()
+    assert (loader.epoch, loader.position) == (0, 56)
+    loader.close()  # also the import
+    resumed = make(5)
+    resumed.load_state_dict(state)
+    assert (resumed.epoch, resumed.position) == (0, 56)
+    assert resumed.state_dict() == state
+    after = take(resumed)
+    assert sorted(before + after) == list(range(COUNT))
+    resumed.load_state_dict(begin)
+    assert take(resumed, 11) == (before + after)[:55]
+    last = make()
+    last.load_state_dict({**state, "position": COUNT})
+    assert take(last, 1)
+    assert last.epoch == 1
+
+
+def test_the_loop_waits_for_a_slow_import(
+    make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from dlfs.dataset import arriving
+
+    monkeypatch.setattr(arriving, "NOTICE_S", 0.05)
+    caplog.set_level("WARNING", "dlfs")
+    loader = make()
+    batches = iter(loader)
+    seen: list[int] = []
+    is_stopped = False
+    for batch in batches:
+        seen += numbers(batch)
+        process = process_of(loader)
+        if not is_stopped and process.poll() is None:
+            is_stopped = True
+            os.kill(process.pid, signal.SIGSTOP)
+            loader._arriving.look()
+            if loader._arriving.total is None:
+                with pytest.raises(TypeError, match="unknown until the import has ended"):
+                    len(loader)
+            os.posix_spawn("/bin/sh", ["sh", "-c", f"sleep 1; kill -CONT {process.pid}"], {})
+    assert is_stopped
+    assert "the import of 'd' is waited for: " in caplog.text
+    assert sorted(seen) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loop_gets_the_error_of_the_import(
+    make: Any, tmp_path: Path, archive: Path, workers: int
+) -> None:
+    torn = tmp_path / "torn.tar.gz"
+    torn.write_bytes(archive.read_bytes()[:-700_000])
+    loader = make(source=torn, num_workers=workers)
+    with pytest.raises(FormatError, match=r"import 'd' while training: .*torn\.tar"):
+        take(loader)
+    # The next iteration tries again, from where this one has come to.
+    with pytest.raises(FormatError, match=r"torn\.tar"):
+        take(loader)
+    with pytest.raises(NotFoundError, match="there is no such file"):
+        take(make(source=tmp_path / "none.tar"))
+
+
+def test_an_import_that_was_killed_alone_is_resumed(make: Any) -> None:
+    loader = make()
+    seen = []
+    batches = iter(loader)
+    seen += numbers(next(batches))
+    process_of(loader).kill()
+    process_of(loader).wait()
+
+    def go_on() -> None:
+        for batch in batches:
+            seen.extend(numbers(batch))
+
+    with pytest.raises(DlfsError, match="ended by signal 9; the next run goes on with its steps"):
+        go_on()
+    assert loader.position == len(seen)
+    seen += take(loader)
+    assert sorted(seen) == list(range(COUNT))
+
+
+def test_an_abandoned_import_ends_the_epoch(make: Any, path: Path) -> None:
+    loader = make()
+    batches = iter(loader)
+    next(batches)
+    process = process_of(loader)
+    os.kill(process.pid, signal.SIGSTOP)
+    with dlfs.open(path) as volume:
+        if not volume.unfinished():
+            pytest.skip("the import was done before it could be stopped")
+        process.kill()
+        process.wait()
+        volume.abandon("d")
+    with pytest.raises((StaleError, DlfsError)):
+        take(batches)
+
+
+def test_what_does_not_fit_is_refused(make: Any, archive: Path, path: Path) -> None:
+    for options in (
+        {"where": [1]},
+        {"order": [1]},
+        {"on_error": "replace"},
+        {"import_options": ["--append"]},
+        {"import_options": "--seed 1"},
+        {"source": "-"},
+        {"window_bytes": 0},
+        {"uneven": "some"},
+    ):
+        with pytest.raises(UsageError):
+            make(**options)
+    with pytest.raises(TypeError, match="did you mean 'shuffle'"):
+        make(shufle=None)
+    with pytest.raises(UsageError, match=r"torch\.distributed to be initialised"):
+        take(make(rank=0, world_size=2))
+    loader = make(import_options=[*IMPORT, "--attribute", "text=(.)"], labels="text")
+    with pytest.raises(UsageError, match="expected numbers, got strings"):
+        take(loader)
+    text = torch.utils.data.DataLoader(make(), batch_size=None, num_workers=1)
+    with pytest.raises(UsageError, match="expected the training process"):
+        next(iter(text))
+
+
+def test_another_state_is_refused(make: Any, path: Path) -> None:
+    loader = make()
+    take(loader, 3)
+    state = loader.state_dict()
+    other = {**state, "dataset": "import:" + "0" * 32}
+    with pytest.raises(UsageError, match="of another import"):
+        loader.load_state_dict(other)
+    take(loader)
+    with dlfs.open(path) as volume, volume["d"] as dataset:
+        with pytest.raises(UsageError, match="another version or dataset"):
+            Loader(dataset, 8).load_state_dict(state)
+        with volume.writer("x") as writer:
+            writer.add("a", b"a")
+        volume.refresh()
+        with volume["x"] as another, pytest.raises(UsageError, match="another dataset"):
+            loader.load_state_dict(Loader(another, 8).state_dict())
+
+
+# ---- ranks ---------------------------------------------------------------------------------------
+
+
+def train(
+    join: Any, archive: Path, path: Path, log: Path, stop: int | None, state: Any
+) -> dict[str, Any]:
+    """Train one epoch, with a barrier at each step; log what this rank has got.
+
+    Args:
+        join: joins the ranks.
+        archive: source.
+        path: volume.
+        log: directory of the logs of all ranks, and of the states of rank 0.
+        stop: step behind which all ranks are killed.
+        state: state to continue at.
+    """
+    rank = join()
+    steps = []
+    with dlfs.open(path) as volume:
+        loader = ImportingLoader(archive, volume, "d", 6, import_options=IMPORT, **OPTIONS)
+        if state is not None:
+            loader.load_state_dict(state)
+        for step, batch in enumerate(loader, 1):
+            found = numbers(batch)
+            steps.append(len(found))
+            with (log / f"{rank}.log").open("a") as file:
+                file.write("".join(f"{number}\n" for number in found))
+            dist.barrier()
+            if rank == 0:
+                torch.save(loader.state_dict(), log / "state.pt")
+            dist.barrier()
+            if step == stop:
+                os.kill(os.getpid(), signal.SIGKILL)
+        epoch = loader.epoch
+        second = take(loader)
+        loader.close()
+    return {"steps": steps, "epoch": epoch, "second": second}
+
+
+def logged(log: Path) -> list[int]:
+    return [int(line) for one in log.glob("*.log") for line in one.read_text().split()]
+
+
+def test_four_ranks_are_killed_and_two_go_on(archive: Path, path: Path, tmp_path: Path) -> None:
+    stop = random.randrange(1, 30)
+    for name in ("whole", "first", "rest"):
+        (tmp_path / name).mkdir()
+    killed = run_ranks(4, train, archive, path, tmp_path / "first", stop, None)
+    assert killed == [-signal.SIGKILL] * 4
+    before = logged(tmp_path / "first")
+    assert len(before) == stop * 24
+    state = torch.load(tmp_path / "first" / "state.pt")
+    assert state["position"] == stop * 24
+    rest = run_ranks(2, train, archive, path, tmp_path / "rest", None, state)
+    assert all(isinstance(one, dict) for one in rest), (stop, rest)
+    assert rest[0]["steps"] == rest[1]["steps"], stop
+    assert [one["epoch"] for one in rest] == [1, 1]
+    found = before + logged(tmp_path / "rest")
+    # The last round of two ranks is filled with the first sample of the epoch.
+    assert sorted(set(found)) == list(range(COUNT)), stop
+    assert len(found) == COUNT + (COUNT - stop * 24) % 2, stop
+    with dlfs.open(path) as volume, volume["d"] as dataset:
+        for rank in range(2):
+            ordinary = Loader(dataset, 6, seed=3, rank=rank, world_size=2, uneven="pad")
+            ordinary.set_epoch(1)
+            assert rest[rank]["second"] == take(ordinary)
+
+
+def test_four_ranks_take_each_sample_once(archive: Path, path: Path, tmp_path: Path) -> None:
+    found = run_ranks(4, train, archive, path, tmp_path, None, None)
+    assert [one["steps"] for one in found] == [found[0]["steps"]] * 4
+    got = logged(tmp_path)
+    assert sorted(set(got)) == list(range(COUNT))
+    assert len(got) == -(-COUNT // 4) * 4
+
+
+def fail(join: Any, source: Path, path: Path) -> str:
+    join()
+    with dlfs.open(path) as volume:
+        loader = ImportingLoader(source, volume, "d", 6, **OPTIONS)
+        try:
+            take(loader)
+        except DlfsError as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            dist.barrier()  # rank 0 has told the others
+            loader.close()
+    return ""
+
+
+def test_every_rank_gets_the_error_of_the_import(archive: Path, path: Path, tmp_path: Path) -> None:
+    torn = tmp_path / "torn.tar.gz"
+    torn.write_bytes(archive.read_bytes()[:-900_000])
+    found = run_ranks(3, fail, torn, path)
+    assert found == [found[0]] * 3
+    assert "FormatError: import 'd' while training" in found[0]
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_saved_to_the_volume_meanwhile(make: Any, path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    from dlfs.adapters.torch.checkpoint import StorageReader, StorageWriter
+
+    loader, writer = make(), StorageWriter(str(path), "run")
+    seen: list[int] = []
+    saved = 0
+    for step, batch in enumerate(loader, 1):
+        seen += numbers(batch)
+        if step % 10 == 0:
+            weights = {"w": torch.full((1000,), float(step)), "loader": loader.state_dict()}
+            dcp.save(weights, checkpoint_id=str(step), storage_writer=writer)
+            saved += 1
+    assert saved >= 4
+    assert sorted(seen) == list(range(COUNT))
+    weights = {"w": torch.zeros(1000), "loader": make().state_dict()}
+    dcp.load(weights, checkpoint_id="30", storage_reader=StorageReader(str(path), "run"))
+    assert torch.equal(weights["w"], torch.full((1000,), 30.0))
+    resumed = make()
+    resumed.load_state_dict(weights["loader"])
+    assert take(resumed) == seen[240:]
