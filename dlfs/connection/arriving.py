@@ -50,11 +50,14 @@ class Arrival:
 
     Attributes:
         record: record of the import, or of the dataset that it has made.
-        steps: the samples, in the order of their addresses.
+        steps: the samples, in the order of their addresses. Where workers import several parts of
+            the source at a time, steps of a part follow when the parts before it are complete.
+        journal: all steps in the order in which they were committed; none of a sealed dataset.
     """
 
     record: DatasetRecord
     steps: tuple[ArrivedStep, ...]
+    journal: tuple[Step, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -97,10 +100,9 @@ def find_arrival(
     if record.state == "sealed":
         return Arrival(record, (ArrivedStep(0, record.data_bytes, 0, record.sample_count),))
     _check_order(record)
-    before = () if known is None or known.is_whole else known.steps
-    committed = [step.committed for step in before if step.committed is not None]
-    steps = read_steps(generation, record, committed)
-    return Arrival(record, _place(steps, generation.geometry.chunk_bytes))
+    steps = read_steps(generation, record, () if known is None else known.journal)
+    chunk_bytes = generation.geometry.chunk_bytes
+    return Arrival(record, _place(_in_order(steps), chunk_bytes), tuple(steps))
 
 
 def find_record(catalog: Catalog, name: bytes, uuid: UUID | None) -> DatasetRecord | None:
@@ -138,6 +140,18 @@ def _check_order(record: DatasetRecord) -> None:
             f"{what}: expected an import of a new version, got one that appends to another; wait "
             "until it has ended"
         )
+
+
+def _in_order(journal: Sequence[Step]) -> list[Step]:
+    """Return the steps of the parts of the source in order, up to the first that is missing."""
+    found: list[Step] = []
+    part = 0
+    for step in sorted(journal, key=lambda step: step.header.part):
+        if step.header.part != part:
+            break
+        found.append(step)
+        part += step.header.ends_part
+    return found
 
 
 def _place(steps: Sequence[Step], chunk_bytes: int) -> tuple[ArrivedStep, ...]:

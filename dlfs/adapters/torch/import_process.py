@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -104,8 +105,11 @@ class ImportProcess(Closing):
             DlfsError: as the import raised it.
         """
         if get_worker_info() is not None:
-            if self._flag.words[0]:
-                raise DlfsError(f"the import of {quote(self._name)} has failed")
+            trainer = multiprocessing.parent_process()
+            if self._flag.words[0] or (trainer is not None and not trainer.is_alive()):
+                raise DlfsError(
+                    f"the import of {quote(self._name)} has failed, or the training process ended"
+                )
             return
         if self.failure is not None:
             # A new object each time: its traceback is that of the loop that gets it.

@@ -205,6 +205,33 @@ def test_workers_divide_the_batches_of_a_rank(volume: dlfs.Volume) -> None:
             assert [dataset.paths_of(b.indices) for b in share] == whole[worker::3]
 
 
+def test_parts_of_the_source_arrive_in_order(volume: dlfs.Volume) -> None:
+    """Steps of a part follow when the parts before it are complete."""
+    paths = [path for path in PATHS if SAMPLES[path]]  # each has an address of its own
+    with volume.arriving("d") as dataset, importing(volume) as writer:
+        add(writer, SAMPLES, paths[:100])
+        writer.end_step()
+        writer.part = 2  # as a worker would, which imports another part
+        add(writer, SAMPLES, paths[100:180])
+        writer.end_step()
+        dataset.look()
+        assert dataset.arrived == 100
+        writer.part = 0
+        add(writer, SAMPLES, paths[180:190])
+        writer.end_part()
+        add(writer, SAMPLES, paths[190:195])
+        writer.end_part()
+        add(writer, SAMPLES, paths[195:])
+        writer.end_step()
+        dataset.look()
+        assert dataset.arrived == len(paths)
+        expected = [*paths[:100], *paths[180:195], *paths[100:180], *paths[195:]]
+        options = {"shuffle": None, "window_chunks": 1}
+        with dataset.batches(1, **options) as epoch:
+            assert take(dataset, epoch, 150) == expected[:150]
+        writer.abort()
+
+
 def test_other_writers_move_the_chunks_meanwhile(volume: dlfs.Volume, tmp_path: Path) -> None:
     """Members join and the samples move to them, between two batches of a window."""
     with importing(volume) as writer, volume.arriving("d") as dataset:

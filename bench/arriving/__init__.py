@@ -1,0 +1,1 @@
+"""Training from a bucket at once: while DLFS imports it, and as peers stream it."""
