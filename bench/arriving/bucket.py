@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -59,6 +60,7 @@ def serve(samples: int, size: int) -> None:
             writers[number % SHARDS].addfile(info, io.BytesIO(data))
     for shard, archive in enumerate(archives):
         backend.put_object(BUCKET, f"shards/{shard:02}.tar", archive.getvalue())
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def _import(job: Job, source: str | list[str]) -> dict[str, float]:
     """Import without training."""
     path = _volume(job)
     begin = time.monotonic()
-    with dlfs.open(path) as volume, open_source(source, spool=job.folder) as opened:
+    with dlfs.open(path) as volume, closing(open_source(source, spool=job.folder)) as opened:
         import_dataset(volume, opened, "d", step_bytes=WINDOW_BYTES, one_pass=True)
     return {"import samples/s": job.samples / (time.monotonic() - begin)}
 
@@ -118,9 +119,12 @@ def _litdata(job: Job) -> dict[str, float]:
     os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"
     litdata, torch = needed("litdata"), needed("torch")
     options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
-    dataset = litdata.StreamingRawDataset(
-        job.files, cache_dir=job.folder, storage_options=options, cache_files=True
-    )
+    try:
+        dataset = litdata.StreamingRawDataset(
+            job.files, cache_dir=job.folder, storage_options=options, cache_files=True
+        )
+    except ModuleNotFoundError as error:  # packages that it asks for when it is used
+        raise Unavailable(f"litdata: {error}") from error
     random = torch.Generator()
 
     def batches(epoch: int) -> Iterable[list[Any]]:
@@ -139,17 +143,17 @@ def _litdata(job: Job) -> dict[str, float]:
 
 
 def _huggingface(job: Job) -> dict[str, float]:
-    """Stream tar archives by Hugging Face's datasets, shuffled in a buffer."""
+    """Stream tar archives by Hugging Face's datasets over HTTP, shuffled in a buffer.
+
+    Its S3 needs versions of s3fs that differ from those of the other contenders.
+    """
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_HOME"] = job.folder
     datasets = needed("datasets")
-    options = {"client_kwargs": {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}}
+    address = os.environ["AWS_ENDPOINT_URL"]
+    urls = [f"{address}/{url.removeprefix('s3://')}" for url in job.shards]
     dataset = datasets.load_dataset(
-        "webdataset",
-        data_files={"train": job.shards},
-        split="train",
-        streaming=True,
-        storage_options=options,
+        "webdataset", data_files={"train": urls}, split="train", streaming=True
     )
     buffer = max(1, WINDOW_BYTES // job.sample_bytes)
 
