@@ -35,7 +35,8 @@ TYPE_CHECKING = False  # as typing has it, which would have to be loaded
 
 if TYPE_CHECKING:
     from dlfs.base.arguments import Engine, Layout, OnError, ReadPlan, Shuffle
-    from dlfs.dataset.arriving import ArrivingDataset, ArrivingEpoch
+    from dlfs.dataset.arriving import ArrivingDataset
+    from dlfs.dataset.arriving_epoch import ArrivingEpoch
     from dlfs.dataset.dataset import Dataset
     from dlfs.dataset.writer import DatasetWriter
     from dlfs.epoch.placement import Replicated, find_placement
@@ -170,7 +171,7 @@ _HOMES = {
     "DatasetDiff": "dlfs.volume.comparison",
     "diff": "dlfs.volume.comparison",
     "ArrivingDataset": "dlfs.dataset.arriving",
-    "ArrivingEpoch": "dlfs.dataset.arriving",
+    "ArrivingEpoch": "dlfs.dataset.arriving_epoch",
     "Dataset": "dlfs.dataset.dataset",
     "Batch": "dlfs.reader",
     "Epoch": "dlfs.reader",

@@ -141,7 +141,7 @@ class ImportingLoader(IterableDataset[Any]):
         window_chunks = max(1, window_bytes // volume.chunk_bytes)
         step_bytes = window_chunks * volume.chunk_bytes
         self._command = _make_command(source, volume, name, step_bytes, import_options)
-        read = {key: options[key] for key in options if key in ReadKeywords.__annotations__}
+        read = {k: v for k, v in self._options.items() if k in ReadKeywords.__annotations__}
         self._order = EpochOptions(**{**read, "window_chunks": window_chunks})
         self._arriving.start_epoch(self._order).close()  # raises if an option does not fit
         self._running: ImportProcess | None = None
