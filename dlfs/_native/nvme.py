@@ -209,7 +209,7 @@ def run_through(
         owner: its first argument.
         uri: names the device in error messages.
         words: opcode, nsid, cdw10..cdw15.
-        data: buffer of at most 4096 bytes, which the controller fills, or reads if ``to_device``.
+        data: buffer of at most 64 KiB, which the controller fills, or reads if ``to_device``.
         io_queue: use an I/O queue instead of the admin queue.
         to_device: True if ``data`` goes to the controller.
 

@@ -62,7 +62,7 @@ class CommandRunner(Protocol):
 
         Args:
             command: what to run.
-            data: buffer of at most 4096 bytes, which the controller fills, or reads if
+            data: buffer of at most 64 KiB, which the controller fills, or reads if
                 ``to_device``.
             to_device: True if ``data`` goes to the controller.
 

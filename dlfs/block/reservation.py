@@ -46,12 +46,17 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
+from dlfs.base.units import KIB
 from dlfs.block.nvme import CommandRunner, NvmeCommand, NvmeResult
-from dlfs.errors import DeviceError, LeaseLostError, LockedError
+from dlfs.errors import DeviceError, LeaseLostError, LimitError, LockedError
 
 IDENTIFY_BYTES = 4096
 REPORT_BYTES = 4096
-"""Bytes of a reservation report that are read: up to 63 registered controllers."""
+"""Bytes of a reservation report that are read first: up to 63 registered controllers."""
+
+REPORT_BYTES_MAX = 64 * KIB
+"""Largest report that is read: 1023 registered controllers. The workers of one import may need a
+controller each."""
 
 STATUS_CONFLICT = 0x083
 """Reservation Conflict, a generic command status."""
@@ -142,9 +147,15 @@ def release(nsid: int, key: int, *, kind: int = WRITE_EXCLUSIVE) -> tuple[NvmeCo
     return command, bytearray(struct.pack("<Q", key))
 
 
-def report(nsid: int) -> NvmeCommand:
-    """Encode Reservation Report of ``REPORT_BYTES``, in the extended form."""
-    return NvmeCommand(_REPORT, nsid, cdw10=REPORT_BYTES // 4 - 1, cdw11=1)
+def report(nsid: int, length_bytes: int = REPORT_BYTES) -> NvmeCommand:
+    """Encode Reservation Report of some bytes, a multiple of 4, in the extended form."""
+    return NvmeCommand(_REPORT, nsid, cdw10=length_bytes // 4 - 1, cdw11=1)
+
+
+def report_bytes(data: bytes | bytearray) -> int:
+    """Return the length of a whole report of which the beginning was read."""
+    _, _, count = _REPORT_HEADER.unpack_from(data)
+    return _REPORT_HEADER_BYTES + int(count) * _CONTROLLER.size
 
 
 # ---- the report ----------------------------------------------------------------------------------
@@ -291,12 +302,23 @@ class Reservation:
         """Read the registered hosts and the holder from the target.
 
         Raises:
+            LimitError: more controllers are registered than ``REPORT_BYTES_MAX`` has room for.
             DeviceError: the target is lost or refuses the command.
         """
-        data = bytearray(REPORT_BYTES)
-        answer = self._runner.run_io(report(self._nsid), data)
-        _expect(answer, "report reservations", self._uri)
-        return ReservationReport.decode(data)
+        length_bytes = REPORT_BYTES
+        while True:
+            data = bytearray(length_bytes)
+            answer = self._runner.run_io(report(self._nsid, length_bytes), data)
+            _expect(answer, "report reservations", self._uri)
+            needed_bytes = report_bytes(data)
+            if needed_bytes <= length_bytes:
+                return ReservationReport.decode(data)
+            if needed_bytes > REPORT_BYTES_MAX:
+                raise LimitError(
+                    f"report reservations of {self._uri}: expected a report of at most "
+                    f"{REPORT_BYTES_MAX} bytes, got {needed_bytes}"
+                )
+            length_bytes = needed_bytes
 
     def _unless_own(self, holder: Registrant | None) -> Registrant | None:
         return None if holder is None or holder.host_identifier == self._host else holder

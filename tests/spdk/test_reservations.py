@@ -15,6 +15,7 @@ from dlfs.errors import LeaseLostError, LockedError
 from tests.spdk.target import SpdkTarget
 from tests.support.reservations import (
     FOREIGN_KEY,
+    IMPORT_CHECKS,
     ReservedNamespace,
     check_acquire_and_release,
     check_foreign_registration,
@@ -93,6 +94,11 @@ def test_a_reservation_of_other_software_is_left_alone(
 
 def test_a_registration_of_other_software_is_left_alone(namespace: ReservedNamespace) -> None:
     check_foreign_registration(namespace)
+
+
+@pytest.mark.parametrize("check", IMPORT_CHECKS)
+def test_a_reservation_of_an_import_with_workers(namespace: ReservedNamespace, check: str) -> None:
+    IMPORT_CHECKS[check](namespace)
 
 
 # ---- with the lease ------------------------------------------------------------------------------

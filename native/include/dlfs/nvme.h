@@ -13,7 +13,7 @@ extern "C" {
 
 #define DLFS_NVME_PATHS_MAX 4u
 #define DLFS_NVME_NQN_BYTES_MAX 223u
-#define DLFS_NVME_DATA_BYTES_MAX 4096u /* most data of one command of dlfs_nvme_run */
+#define DLFS_NVME_DATA_BYTES_MAX 65536u /* most data of one command of dlfs_nvme_run */
 #define DLFS_NVME_TEXT_BYTES \
     512u /* room for any message of this header's functions, NUL included */
 

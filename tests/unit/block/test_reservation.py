@@ -27,8 +27,11 @@ from dlfs.block.reservation import (
     reservation_key,
     unregister,
 )
-from dlfs.errors import DeviceError
+from dlfs.errors import DeviceError, LimitError
+from tests.support.nvme.reservation import Reservations
 from tests.support.reservations import (
+    FOREIGN_KEY,
+    IMPORT_CHECKS,
     ReservedNamespace,
     check_acquire_and_release,
     check_foreign_registration,
@@ -61,12 +64,15 @@ def test_acquire() -> None:
     command, data = acquire(5, KEY, preempted_key=0xABCD)
     assert command == NvmeCommand(0x11, 5, cdw10=0x00000102)
     assert data == bytes.fromhex("8877665544332211cdab000000000000")
+    command, data = acquire(5, KEY, preempted_key=0xABCD, kind=3)
+    assert command == NvmeCommand(0x11, 5, cdw10=0x00000302)
 
 
 def test_release_and_report() -> None:
     command, data = release(5, KEY)
     assert command == NvmeCommand(0x15, 5, cdw10=0x00000100)
     assert data == bytes.fromhex("8877665544332211")
+    assert release(5, KEY, kind=3)[0] == NvmeCommand(0x15, 5, cdw10=0x00000300)
     assert report(5) == NvmeCommand(0x0E, 5, cdw10=1023, cdw11=1)  # 4096 bytes, extended
 
 
@@ -112,13 +118,11 @@ def test_a_report_of_more_than_was_read() -> None:
 
 
 class Controller:
-    """A controller of one host; ``state`` has the reservations of the namespace."""
+    """A controller of one host, to a namespace with reservations."""
 
-    def __init__(self, state: dict[str, object], host: bytes) -> None:
-        self.state, self.host = state, host
-        self.oncs, self.rescap, self.status = 1 << 5, 1 << 1, 0
-        state.setdefault("keys", {})
-        state.setdefault("holder", None)
+    def __init__(self, reservations: Reservations, host: bytes) -> None:
+        self.reservations, self.host = reservations, host
+        self.oncs, self.rescap, self.status = 1 << 5, 1 << 1 | 1 << 3, 0
 
     def run_admin(
         self, command: NvmeCommand, data: bytearray | None = None, *, to_device: bool = False
@@ -140,43 +144,22 @@ class Controller:
         assert data is not None
         if self.status:
             return NvmeResult(self.status, 0)
-        keys, holder = self.state["keys"], self.state["holder"]
-        assert isinstance(keys, dict)
         if command.opcode == 0x0E:
-            entries = [(int(host == holder), key, host) for host, key in keys.items()]
-            encoded = encode_report(int(holder is not None), entries)
-            data[: len(encoded)] = encoded
+            assert command == report(5, len(data))
+            data[:] = self.reservations.report({})[: len(data)].ljust(len(data), b"\0")
             return NvmeResult(0, 0)
         assert to_device
-        return NvmeResult(self.change(command, bytes(data), keys, holder), 0)
-
-    def change(
-        self, command: NvmeCommand, data: bytes, keys: dict[bytes, int], holder: object
-    ) -> int:
-        first, second = int.from_bytes(data[:8], "little"), int.from_bytes(data[8:16], "little")
-        action = command.cdw10 & 7
-        if command.opcode == 0x0D and action == 0:
-            if keys.setdefault(self.host, second) != second:
-                return 0x083
-        elif keys.get(self.host) != first:
-            return 0x083
-        elif command.opcode == 0x0D:
-            del keys[self.host]
-        elif command.opcode == 0x11 and action == 2:
-            for host in [host for host, key in keys.items() if key == second]:
-                del keys[host]
-            self.state["holder"] = self.host
-        elif command.opcode == 0x11:
-            if holder not in (None, self.host):
-                return 0x083
-            self.state["holder"] = self.host
-        elif holder == self.host:
-            self.state["holder"] = None
-        return 0
+        run = {
+            0x0D: self.reservations.register,
+            0x11: self.reservations.acquire,
+            0x15: self.reservations.release,
+        }[command.opcode]
+        return NvmeResult(run(self.host, command.cdw10, bytes(data)), 0)
 
 
-def namespace(state: dict[str, object]) -> ReservedNamespace:
-    host, other = Controller(state, HOST), Controller(state, OTHER_HOST)
+def namespace(reservations: Reservations | None = None) -> ReservedNamespace:
+    reservations = Reservations() if reservations is None else reservations
+    host, other = Controller(reservations, HOST), Controller(reservations, OTHER_HOST)
     return ReservedNamespace(5, host, other, HOST, OTHER_HOST)
 
 
@@ -190,36 +173,99 @@ def test_a_key_identifies_dlfs_and_its_host() -> None:
     ("oncs", "rescap", "host"), [(0xDF, 2, HOST), (32, 0xFD, HOST), (32, 2, bytes(16))]
 )
 def test_a_target_without_reservations(oncs: int, rescap: int, host: bytes) -> None:
-    controller = Controller({}, host)
+    controller = Controller(Reservations(), host)
     controller.oncs, controller.rescap = oncs, rescap
     assert Reservation.probe(controller, 5, "nvme:") is None
 
 
 def test_a_reservation_is_acquired_and_released() -> None:
-    check_acquire_and_release(namespace({}))
+    check_acquire_and_release(namespace())
 
 
 def test_a_release_after_a_power_loss_of_the_target() -> None:
-    state: dict[str, object] = {}
-    check_release_after_power_loss(namespace(state), lambda: state.update(keys={}, holder=None))
+    reservations = Reservations()
+    check_release_after_power_loss(namespace(reservations), reservations.lose_power)
 
 
 @pytest.mark.parametrize("expired", [True, False], ids=["of a dead writer", "a fence"])
 def test_a_reservation_of_dlfs_is_preempted_and_the_new_one_stays(expired: bool) -> None:
-    check_preemption(namespace({}), expired=expired)
+    check_preemption(namespace(), expired=expired)
 
 
 @pytest.mark.parametrize("expired", [True, False], ids=["of a dead writer", "without a lease"])
 def test_a_reservation_of_other_software_is_left_alone(expired: bool) -> None:
-    check_foreign_reservation(namespace({}), expired=expired)
+    check_foreign_reservation(namespace(), expired=expired)
 
 
 def test_a_registration_of_other_software_is_left_alone() -> None:
-    check_foreign_registration(namespace({}))
+    check_foreign_registration(namespace())
+
+
+@pytest.mark.parametrize("check", IMPORT_CHECKS)
+def test_a_reservation_of_an_import_with_workers(check: str) -> None:
+    IMPORT_CHECKS[check](namespace())
+
+
+def test_a_power_loss_leaves_workers_to_their_deadlines() -> None:
+    reservations = Reservations()
+    made = namespace(reservations)
+    coordinator, worker = made.probe(made.host), made.probe(made.other)
+    coordinator.acquire()
+    coordinator.admit()
+    worker.join()
+    reservations.lose_power()
+    coordinator.check_not_taken()
+    assert not coordinator.expel(worker.key)
+    made.probe(made.other).join()  # another worker, which registers nothing
+    assert made.state() == ({}, None)
+    coordinator.dismiss(fence=False)
+    coordinator.release()
+    assert made.state() == ({}, None)
+
+
+def test_registrations_of_other_software_are_left_alone() -> None:
+    reservations = Reservations()
+    made = namespace(reservations)
+    foreign = Controller(reservations, bytes(range(32, 48)))
+    made.register_foreign_key(foreign)
+    coordinator = made.probe(made.host)
+    coordinator.acquire()
+    assert not coordinator.admit()
+    coordinator.dismiss(fence=False)
+    coordinator.release()
+    assert made.state() == ({foreign.host: FOREIGN_KEY}, None)
+
+
+def test_whether_a_target_can_admit_writers() -> None:
+    controller = Controller(Reservations(), HOST)
+    for rescap, expected in ((1 << 1, False), (1 << 1 | 1 << 3, True)):
+        controller.rescap = rescap
+        found = Reservation.probe(controller, 5, "nvme:")
+        assert found is not None
+        assert found.can_admit == expected
+
+
+def test_a_report_of_many_hosts() -> None:
+    """The holder is the last of them."""
+    reservations = Reservations()
+    made = namespace(reservations)
+    for number in range(1022):
+        runner = Controller(reservations, (number + 1000).to_bytes(16, "big"))
+        worker = Reservation.probe(runner, 5, "nvme:")
+        assert worker is not None
+        worker._register()
+    coordinator = made.probe(made.host)
+    assert coordinator.admit()
+    made.probe(made.other).join()
+    assert len(made.state()[0]) == 2
+    for number in range(1022):
+        reservations.keys[(number + 1000).to_bytes(16, "big")] = number + 1
+    with pytest.raises(LimitError, match=r"at most 65536 bytes, got 65600"):
+        coordinator.report()
 
 
 def test_a_refusal_names_its_status() -> None:
-    controller = Controller({}, HOST)
+    controller = Controller(Reservations(), HOST)
     mine = Reservation.probe(controller, 5, "nvme:")
     assert mine is not None
     controller.status = 0x006
