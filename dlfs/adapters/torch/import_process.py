@@ -131,12 +131,13 @@ class ImportProcess(Closing):
         failure: DlfsError | None = None
         try:
             if self._command:
-                code, output, errors = self._wait()
-                if not self._ended.is_set():
-                    failure = _explain(self._name, code, output, errors)
+                failure = _explain(self._name, *self._wait())
         except OSError as error:
             failure = DeviceError(f"start the import of {quote(self._name)}: {error}")
-        self._fail(failure)
+        if failure is not None and self._ended.is_set():
+            failure = DlfsError(f"import {quote(self._name)} while training: rank 0 has ended it")
+        else:
+            self._fail(failure)
         self._note("end", json.dumps(_encode(failure)))
 
     def _wait(self) -> tuple[int, str, str]:
@@ -208,7 +209,8 @@ def _explain(name: str, code: int, output: str, errors: str) -> DlfsError | None
     text = errors.strip()[-_TAIL_CHARACTERS:]
     if output.strip():  # the report, also if bad records were left out
         if text:
-            _log.info("import %s: %s", quote(name), text)
+            level = logging.WARNING if code else logging.INFO
+            _log.log(level, "import %s: %s", quote(name), text)
         return None
     if code < 0:
         text = f"its process was ended by signal {-code}; the next run goes on with its steps"

@@ -373,6 +373,31 @@ def test_every_rank_gets_the_error_of_the_import(archive: Path, path: Path, tmp_
     assert "FormatError: import 'd' while training" in found[0]
 
 
+def leave(join: Any, archive: Path, path: Path) -> str:
+    rank = join()
+    with dlfs.open(path) as volume:
+        loader = ImportingLoader(archive, volume, "d", 6, **OPTIONS)
+        batches = iter(loader)
+        next(batches)
+        if rank == 0:
+            os.kill(process_of(loader).pid, signal.SIGSTOP)
+            loader.close()
+        try:
+            take(batches)
+        except DlfsError as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            dist.barrier()
+            loader.close()
+    return ""
+
+
+def test_the_others_learn_that_rank_0_has_closed_its_loader(archive: Path, path: Path) -> None:
+    found = run_ranks(2, leave, archive, path)
+    assert found[0].startswith("ClosedError")
+    assert found[1] == "DlfsError: import 'd' while training: rank 0 has ended it"
+
+
 # ---- checkpoints ---------------------------------------------------------------------------------
 
 
