@@ -41,7 +41,7 @@ def shard_urls() -> list[str]:
 def serve(samples: int, size: int) -> None:
     """Serve the bucket until the parent closes standard input; write the address to stdout."""
     try:
-        from moto.s3.models import s3_backends
+        from moto.s3.models import get_canned_acl, s3_backends
         from moto.server import ThreadedMotoServer
     except ImportError as error:
         raise Unavailable(f"moto: {error}") from error
@@ -59,7 +59,8 @@ def serve(samples: int, size: int) -> None:
             info.size = size
             writers[number % SHARDS].addfile(info, io.BytesIO(data))
     for shard, archive in enumerate(archives):
-        backend.put_object(BUCKET, f"shards/{shard:02}.tar", archive.getvalue())
+        stored = backend.put_object(BUCKET, f"shards/{shard:02}.tar", archive.getvalue())
+        stored.set_acl(get_canned_acl("public-read"))  # who reads over HTTP has no key
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()

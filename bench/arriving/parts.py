@@ -93,7 +93,8 @@ def _import(job: Job, source: str | list[str]) -> dict[str, float]:
 
 def _importing(job: Job, source: str | list[str]) -> dict[str, float]:
     """Train while DLFS imports."""
-    torch = needed("dlfs.adapters.torch", "torch")
+    needed("torch")
+    torch = needed("dlfs.adapters.torch")
     with dlfs.open(_volume(job)) as volume:
         loader = torch.ImportingLoader(
             source,
@@ -118,6 +119,8 @@ def _litdata(job: Job) -> dict[str, float]:
     """Stream objects by LitData's raw dataset, with its cache of the bucket's listing."""
     os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"
     litdata, torch = needed("litdata"), needed("torch")
+    downloader = needed("litdata.streaming.downloader")
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # there is no option for it
     options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
     try:
         dataset = litdata.StreamingRawDataset(
@@ -147,7 +150,6 @@ def _huggingface(job: Job) -> dict[str, float]:
 
     Its S3 needs versions of s3fs that differ from those of the other contenders.
     """
-    os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_HOME"] = job.folder
     datasets = needed("datasets")
     address = os.environ["AWS_ENDPOINT_URL"]
