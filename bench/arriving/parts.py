@@ -24,6 +24,8 @@ BATCH = 64
 """Samples of a batch."""
 WINDOW_BYTES = 32 * MIB
 """Size of a window of the first epoch of DLFS, and of a step of the import."""
+SPOOL_BYTES = 64 * MIB
+"""Most bytes of local copies of what DLFS imports: less than all, so that samples come at once."""
 HEAD_BYTES = 8
 """Bytes at the begin of a sample that have its number in decimal."""
 
@@ -86,7 +88,8 @@ def _import(job: Job, source: str | list[str]) -> dict[str, float]:
     """Import without training."""
     path = _volume(job)
     begin = time.monotonic()
-    with dlfs.open(path) as volume, closing(open_source(source, spool=job.folder)) as opened:
+    opening = open_source(source, spool=job.folder, spool_bytes=SPOOL_BYTES)
+    with dlfs.open(path) as volume, closing(opening) as opened:
         import_dataset(volume, opened, "d", step_bytes=WINDOW_BYTES, one_pass=True)
     return {"import samples/s": job.samples / (time.monotonic() - begin)}
 
@@ -102,7 +105,7 @@ def _importing(job: Job, source: str | list[str]) -> dict[str, float]:
             "d",
             BATCH,
             window_bytes=WINDOW_BYTES,
-            import_options=["--spool", job.folder],
+            import_options=["--spool", job.folder, "--spool-bytes", str(SPOOL_BYTES)],
         )
 
         def batches(_epoch: int) -> Iterator[list[Any]]:
