@@ -1,6 +1,7 @@
 """The steps of an unfinished import: what its journal says of the samples so far.
 
-``load_steps`` reads what the next step needs, in time that depends on the number of steps alone.
+``load_steps`` reads what the next step needs: the headers of all steps, and the last step of each
+part of the source.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +19,18 @@ from dlfs.attributes import AttributeTable
 from dlfs.directory import FrozenDirectory
 from dlfs.errors import FormatError
 from dlfs.fields import FieldEncoder, find_fields
+from dlfs.format.attributes import decode_head
 from dlfs.format.catalog import DatasetRecord
-from dlfs.format.geometry import ChunkRun, split_runs
-from dlfs.format.journal import Cursor, FirstPass, find_first_pass
+from dlfs.format.geometry import ChunkRun, DataSpace, split_runs
+from dlfs.format.journal import (
+    STEP_HEADER_BYTES,
+    Cursor,
+    FirstPass,
+    StepHeader,
+    find_first_pass,
+)
 from dlfs.format.paths import display
-from dlfs.store.chunk_reader import copy_orders
+from dlfs.store.chunk_reader import copy_orders, read_blocks
 from dlfs.store.journal import Step, read_step, read_steps
 from dlfs.store.space import TakenRuns, append_run, count_chunks
 from dlfs.store.transaction import Generation
@@ -79,6 +88,17 @@ class UnfinishedSteps:
         fields = find_fields(table, np.arange(len(table)), display(record.name))
         encoder = FieldEncoder(fields) if fields else None
         return cls(record, steps, columns, frozenset(table.dtypes), encoder)
+
+    def with_table(self, table: AttributeTable) -> UnfinishedSteps:
+        """Return the same steps with the columns of one more, given its attributes.
+
+        A step of another part of the source may lack a reserved column that these have.
+        """
+        if not len(table) and not table.head.columns:
+            return self
+        new = UnfinishedSteps.of(self.record, self.steps, table)
+        columns, names = self.columns | new.columns, self.names | new.names
+        return replace(self, columns=columns, names=names, encoder=self.encoder or new.encoder)
 
     def with_record(self, record: DatasetRecord) -> UnfinishedSteps:
         """Return the same steps with the record of another generation."""
@@ -184,10 +204,37 @@ def load_steps(base: Generation, record: DatasetRecord) -> UnfinishedSteps:
         DeviceError: a read failed.
     """
     steps = read_steps(base, record)
+    found = UnfinishedSteps.of(record, steps, AttributeTable.empty(record.uuid, 0))
     described = [step for step in steps if step.header.sample_count] or steps  # their columns
-    directory, table = load_step(base, record, described[-1])
-    directory.close()
-    return UnfinishedSteps.of(record, steps, table)
+    last = {step.header.part: step for step in described}
+    for _, step in sorted(last.items()):
+        if found.columns and _has_known_columns(base, found, step):
+            continue
+        directory, table = load_step(base, record, step)
+        directory.close()
+        found = found.with_table(table)
+    return found
+
+
+def _has_known_columns(base: Generation, found: UnfinishedSteps, step: Step) -> bool:
+    """Return True if a step has no other columns than those found, by the head of its attributes.
+
+    Also if the head cannot be read: the step is damaged then, and its first reader says so.
+    """
+    header = step.header
+    if not header.attributes_bytes:
+        return True
+    segments = header.entries_bytes + header.names_bytes
+    space = DataSpace(base.geometry, found.record.journal_runs)
+    address = step.address + STEP_HEADER_BYTES + segments
+    for choice in copy_orders(base.geometry):
+        raw = read_blocks(base.sources, space, address, header.attributes_head_bytes, choice)
+        try:
+            head = decode_head(raw, "the attributes of a step")
+        except FormatError:
+            continue
+        return all(found.columns.get(column.name) == column.dtype for column in head.columns)
+    return True
 
 
 def column_of(
@@ -219,30 +266,47 @@ def load_step(
     label = f"step {header.number} of the unfinished import of {display(record.name)!r}"
     problem: FormatError | None = None
     for choice in copy_orders(base.geometry):
-        entries, names, attributes = read_step(base, record, step, choice)
         try:
-            directory = FrozenDirectory(entries, partial(_same, names), label=label)
-            directory.load_names()
-            directory.verify_memory(0, entries)
-            directory.verify_memory(1, names)
-            if not header.attributes_bytes:
-                table = AttributeTable.empty(record.uuid, header.sample_count)
-            else:
-                table = AttributeTable.over(
-                    attributes, header.attributes_head_bytes, where=f"the attributes of {label}"
-                )
-                for name in table.dtypes:
-                    table.column(name)
-            expected = record.uuid, header.sample_count, header.sample_count
-            got = directory.dataset_uuid, len(directory), len(table)
-            if got != expected:
-                raise FormatError(f"read {label}: expected {expected}, got {got}")
+            return decode_step(read_step(base, record, step, choice), header, record.uuid, label)
         except FormatError as error:
             problem = problem or error
-        else:
-            return directory, table
     assert problem is not None
     raise problem
+
+
+def decode_step(
+    segments: tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]],
+    header: StepHeader,
+    uuid: UUID,
+    label: str,
+) -> tuple[FrozenDirectory, AttributeTable]:
+    """Return the directory and the attributes of a step, after all checksums were compared.
+
+    Args:
+        segments: the entries part, the names part and the attribute segment of the step.
+        header: header of the step.
+        uuid: UUID of the dataset.
+        label: name of the step, for errors.
+
+    Raises:
+        FormatError: a segment is malformed, or is not that of the header.
+    """
+    entries, names, attributes = segments
+    directory = FrozenDirectory(entries, partial(_same, names), label=label)
+    directory.verify_memory(0, entries)
+    directory.verify_memory(1, names)
+    directory.load_names()
+    table = AttributeTable.empty(uuid, header.sample_count)
+    if header.attributes_bytes:
+        where = f"the attributes of {label}"
+        table = AttributeTable.over(attributes, header.attributes_head_bytes, where=where)
+        for name in table.dtypes:
+            table.column(name)
+    expected = uuid, header.sample_count, header.sample_count
+    got = directory.dataset_uuid, len(directory), len(table)
+    if got != expected:
+        raise FormatError(f"read {label}: expected {expected}, got {got}")
+    return directory, table
 
 
 def _same(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -33,6 +33,7 @@ from dlfs.errors import DeviceError, FormatError, StaleError, UsageError
 from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.constants import RESERVED_PREFIX
 from dlfs.format.geometry import ChunkRun
+from dlfs.format.journal import Term, find_term
 from dlfs.store.info import read_origin
 from dlfs.store.locking import when_unlocked
 from dlfs.store.space import count_chunks
@@ -74,6 +75,7 @@ class CommittedSteps:
     Attributes:
         steps: the steps as they were found last; None before the first.
         previous: the version to append to, as it was at the start; None without.
+        term: term of this coordinator; None of an import without workers.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class CommittedSteps:
         self._defaults = defaults
         self.steps: UnfinishedSteps | None = None
         self.previous: PreviousVersion | None = None
+        self.term: Term | None = None
         self._loaded: list[FrozenDirectory] = []
 
     def lock(self) -> Transaction:
@@ -110,13 +113,31 @@ class CommittedSteps:
         assert self.steps is not None
         found = generation.catalog.find_unfinished(self._name)
         known = self.steps.record
+        self.check_term(generation)
         if found is None or (found.uuid, found.journal_bytes) != (known.uuid, known.journal_bytes):
-            what = "it is gone" if found is None else "another writer has gone on with it"
-            raise StaleError(
-                f"go on with the unfinished import of {quote(self._name)}: expected it as the "
-                f"last step left it, but {what}"
-            )
+            raise self._stale(found)
         return self.steps.with_record(found)
+
+    def check_term(self, generation: Generation) -> None:
+        """Check that no other writer has taken the import over.
+
+        Raises:
+            StaleError: another one has, or the import is gone.
+
+        Threads: any.
+        """
+        assert self.steps is not None
+        found = generation.catalog.find_unfinished(self._name)
+        is_ours = found is not None and found.uuid == self.steps.record.uuid
+        if found is None or not is_ours or find_term(found.tags) != self.term:
+            raise self._stale(found)
+
+    def _stale(self, found: DatasetRecord | None) -> StaleError:
+        what = "it is gone" if found is None else "another writer has gone on with it"
+        return StaleError(
+            f"go on with the unfinished import of {quote(self._name)}: expected it as the "
+            f"last step left it, but {what}"
+        )
 
     def find_base(self, generation: Generation) -> DatasetRecord | None:
         """Return the version to append to in a generation; None without."""
@@ -185,7 +206,7 @@ class CommittedSteps:
             generation: Generation, steps: UnfinishedSteps
         ) -> tuple[EncodedVersion, UUID | None]:
             base = self.find_base(generation)
-            of_pass = steps.of_pass(second=second)
+            of_pass = steps.of_pass(second=second).in_order()
             encoded = self._merge(generation, of_pass, base, directories, tick)
             return encoded, None if base is None else base.uuid
 

@@ -16,8 +16,8 @@ Threads: one. Memory: the stage, the windows, and the paths of the samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,13 @@ from dlfs._native.packing import Packer
 from dlfs._native.permutation import packing_permutation
 from dlfs.base.arguments import Layout
 from dlfs.base.units import MIB
+from dlfs.block import BlockDevice
 from dlfs.directory.builder import DirectoryBuilder
+from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.format.location import LOCATION, unpack_locations
 from dlfs.store.chunk_writer import ChunkWriter
 from dlfs.store.sample_buffer import SAMPLES_MAX, SampleBuffer
-from dlfs.store.transaction import Transaction, flush_all
+from dlfs.store.transaction import flush_all
 
 STAGE_BYTES_SHUFFLED = 256 * MIB
 """Size of the stage in which samples are shuffled, in bytes."""
@@ -43,27 +45,46 @@ STAGE_BYTES_ORDERED = 8 * MIB
 """Size of the stage whose samples are packed by one call without a shuffle, in bytes."""
 
 
+class ChunkSource(Protocol):
+    """The chunks that samples are packed into."""
+
+    @property
+    def devices(self) -> Sequence[BlockDevice]:
+        """Devices of the members of the volume, in order."""
+
+    @property
+    def geometry(self) -> Geometry:
+        """Layout of the chunks over the members."""
+
+    def take(self, count: int) -> ChunkRun:
+        """Allocate 1 to ``count`` chunks in one run.
+
+        Raises:
+            SpaceError: there is none.
+        """
+
+
 class SamplePacker:
     """Packs the samples of one dataset, or of one step of it.
 
     Args:
-        transaction: transaction with the lock on the volume; it stays the caller's.
+        source: where the chunks come from.
         stage: empty stage; the caller may use it again after ``close``, which empties it.
         layout: order in which samples are packed.
         seed: seed of the shuffled order.
         part: number of the part of the source that the samples are of.
         stage_count: number of stages of the part that were packed in earlier steps.
         source_shuffled: True if samples arrive in a shuffled order and are packed in it.
-        reserve: returns the number of chunks to leave free for directory and catalog.
 
     Attributes:
         directory: paths and locations of the samples that are packed.
+        chunk_bytes: size of a chunk, in bytes.
         stage_count: number of stages of the part that were packed, those of earlier steps included.
     """
 
     def __init__(
         self,
-        transaction: Transaction,
+        source: ChunkSource,
         stage: SampleBuffer,
         *,
         layout: Layout,
@@ -71,19 +92,18 @@ class SamplePacker:
         part: int = 0,
         stage_count: int = 0,
         source_shuffled: bool,
-        reserve: Callable[[], int],
     ) -> None:
-        self._transaction = transaction
+        self._source = source
         self._stage = stage
         self._seed = seed
         self._part = part
         self._fills_chunks = layout == "shuffled"
         self._shuffles = layout == "shuffled" and not source_shuffled
-        self._reserve = reserve
         self.directory = DirectoryBuilder()
         self._has_packed = False  # the directory has samples
         self.stage_count = stage_count
-        geometry = transaction.geometry
+        geometry = source.geometry
+        self.chunk_bytes = geometry.chunk_bytes
         self._packer = Packer(
             chunk_bytes=geometry.chunk_bytes, block_bytes=geometry.block_bytes, address=0
         )
@@ -107,10 +127,8 @@ class SamplePacker:
     def chunks(self) -> ChunkWriter:
         """The chunks that the samples are written to."""
         if self._chunks is None:
-            transaction = self._transaction
-            self._chunks = ChunkWriter(
-                transaction.devices, transaction.geometry, transaction.space.take
-            )
+            source = self._source
+            self._chunks = ChunkWriter(source.devices, source.geometry, source.take)
         return self._chunks
 
     @property
@@ -227,7 +245,6 @@ class SamplePacker:
     ) -> NDArray[Any]:
         """Return the locations, LOCATION[n_samples], in the order of offsets and lengths."""
         chunks = self.chunks
-        self._transaction.space.reserve = self._reserve()
         locations: NDArray[Any] = np.zeros(count, LOCATION)
         first = 0
         while True:
@@ -254,12 +271,11 @@ class SamplePacker:
         if length:
             chunks.advance(length)
         chunks.drain()
-        flush_all(self._transaction.devices)
+        flush_all(self._source.devices)
         return chunks
 
     def close(self) -> None:
         """Close the windows, and empty the stage. Idempotent."""
-        self._reserve = int  # which a cycle of references would keep
         self._stage.clear()
         self._stage = SampleBuffer(0)
         if self._chunks is not None:

@@ -90,7 +90,7 @@ class SecondPass(Closing):
     def __init__(
         self, base: Generation, steps: UnfinishedSteps, *, seed: int, block_bytes: int
     ) -> None:
-        first = steps.of_pass(second=False)
+        first = steps.of_pass(second=False).in_order()
         self._name, self._seed, self._block_bytes = first.record.name, seed, block_bytes
         self._steps = first
         self._loaded = [load_step(base, first.record, step) for step in first.steps]

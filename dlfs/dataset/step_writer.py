@@ -24,29 +24,27 @@ Threads: one at a time.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 from uuid import UUID
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from dlfs.attributes.builder import as_array
 from dlfs.base.arguments import Layout, check_integer
 from dlfs.base.closing import closed_on_error
-from dlfs.base.units import GIB, format_bytes, format_count
+from dlfs.base.units import format_bytes, format_count
 from dlfs.base.wording import quote
 from dlfs.connection.previous_version import PreviousVersion, load_previous_version
 from dlfs.connection.unfinished import UnfinishedSteps, load_steps
 from dlfs.dataset.committed_steps import DAMAGED, CommittedSteps, digest_labels
+from dlfs.dataset.import_origin import Origin, check_origin, encode_origin
 from dlfs.dataset.sample_packer import STAGE_BYTES_SHUFFLED
 from dlfs.dataset.sealing import Tick, write_version
 from dlfs.dataset.second_pass import Batch, SecondPass
+from dlfs.dataset.step_content import StepEnd
+from dlfs.dataset.step_cutter import STEP_BYTES, StepCutter
 from dlfs.dataset.writer import DatasetWriter
 from dlfs.directory.builder import segment_bytes_max
 from dlfs.errors import (
@@ -58,35 +56,23 @@ from dlfs.errors import (
 )
 from dlfs.format.bad_records import BadReport, read_bad_records
 from dlfs.format.catalog import Catalog, DatasetRecord
-from dlfs.format.constants import ADDRESS_MAX, SOURCE_BYTES_MAX
+from dlfs.format.constants import ADDRESS_MAX
 from dlfs.format.geometry import ChunkRun, DataSpace
-from dlfs.format.journal import CURSOR_BYTES_MAX, Cursor, FirstPass
+from dlfs.format.journal import Cursor, FirstPass
 from dlfs.format.paths import PathLike, display, path_bytes
+from dlfs.store.fencing import revoke_grants
 from dlfs.store.info import DatasetInfo, describe_dataset, read_origin
 from dlfs.store.sample_buffer import SampleBuffer
 from dlfs.store.space import joined_runs
 from dlfs.store.transaction import Generation, Transaction, after_commit
 
-if TYPE_CHECKING:
-    from dlfs._native.device import BytesLike
-
-STEP_BYTES = 2 * GIB
-"""Bytes of samples after which a step ends."""
-STEP_SAMPLES = 1 << 19
-"""Samples after which a step ends, however small they are: its writer has their paths in memory."""
 _log = logging.getLogger("dlfs")
 
-Origin = Mapping[str, Any]
-"""Description of a source in the record of an unfinished import: ``source``, its name for users;
-``fingerprint``, which differs for another source, and for other options that change the dataset;
-and values of JSON that are left out if they have no room in the record."""
 SKIPPED = "skipped"
 """Key of a cursor: how many entries of the part were left out, by reason. A cursor of a complete
 part that has only this key is no position in the source."""
 Counts = tuple[int, int]
 """Number of samples, and sum of their lengths in bytes."""
-SOURCE_NAME_MAX = 1000
-"""Most characters of a source's name in the record, if not all of the origin has room."""
 
 
 def _base_bad(base: DatasetRecord | None) -> BadReport:
@@ -101,16 +87,7 @@ def _base_runs(transaction: Transaction, base: DatasetRecord | None) -> tuple[Ch
     return base.split_data_runs(transaction.geometry.chunk_bytes)[0]
 
 
-def _encode_origin(origin: Origin) -> bytes:
-    """Return an origin as JSON, in ASCII: a path that is not UTF-8 has surrogates."""
-    encoded = json.dumps(origin, sort_keys=True).encode()
-    if len(encoded) <= SOURCE_BYTES_MAX:
-        return encoded
-    kept = {key: origin.get(key) for key in ("fingerprint", "step_bytes", "one_pass", "append")}
-    return json.dumps({**kept, "source": str(origin.get("source"))[:SOURCE_NAME_MAX]}).encode()
-
-
-class StepWriter:
+class StepWriter(StepCutter):
     """Writes one dataset in steps. A context manager: a clean exit seals it.
 
     An exception leaves the steps that were committed on the volume, and the rest as it was.
@@ -180,6 +157,7 @@ class StepWriter:
         on_end: Callable[[Generation | None], None] = lambda _: None,
         on_second_pass: Callable[[Counts, Counts], None] = lambda _done, _total: None,
     ) -> None:
+        super().__init__(step_bytes=step_bytes, by_batches=False)
         self._name = name
         self.origin = dict(origin)
         self.warnings: list[str] = []
@@ -188,8 +166,7 @@ class StepWriter:
         self.origin["step_bytes"] = step_bytes
         self._committed = CommittedSteps(begin, read, name, choose_base, defaults or {})
         self.layout: Layout = layout or "shuffled"
-        self.bad = self.bad_so_far = BadReport()
-        self.source_count, self.cursor = 0, cast(Cursor | None, None)
+        self.bad = BadReport()
         self.part, self._part_begin, self._part_windows, self._part_ended = 0, 0, 0, False
         self._window_bytes = stage_bytes or STAGE_BYTES_SHUFFLED
         self._on_second_pass = on_second_pass
@@ -207,7 +184,9 @@ class StepWriter:
                 self.layout = layout or cast(Layout, base.layout)
                 self.origin["labels"] = digest_labels(previous.labels())
             if found is not None:
-                self._go_on(transaction.base, found)
+                check_origin(found, self.origin)
+                transaction = revoke_grants(transaction, [found])
+                self._go_on(transaction.base)
             self._choose_order(source_shuffled, one_pass)
             journal_bytes = 0
             if expected_bytes > self._step_bytes:  # the journals are there until the seal
@@ -229,9 +208,10 @@ class StepWriter:
         count = format_count(self.sample_count, "sample")
         return f"<StepWriter of dataset {display(self._name)!r}: {count}, {self._state}>"
 
-    def _go_on(self, base: Generation, found: DatasetRecord) -> None:
+    def _go_on(self, base: Generation) -> None:
         """Take over the steps of an unfinished import, and what it began with."""
-        self._check_origin(found, self.origin)
+        found = base.catalog.find_unfinished(self._name)
+        assert found is not None
         try:
             steps = self._committed.steps = load_steps(base, found)
         except FormatError as error:
@@ -277,30 +257,12 @@ class StepWriter:
         shuffles = self.layout == "shuffled" and not source_shuffled
         self.origin["one_pass"] = self._one_pass = one_pass or not shuffles
         self._by_batches = source_shuffled and self.layout != "path"
-        self._step_bytes: int = self.origin["step_bytes"]
+        self._step_bytes = self.origin["step_bytes"]
         self._options["source_shuffled"] = source_shuffled
         self._options["stage"] = SampleBuffer(self._window_bytes) if shuffles else None
         if self.is_read:
             self.bad = self.bad_so_far
             self._pack_in_order()
-
-    def _check_origin(self, found: DatasetRecord, origin: Origin) -> None:
-        before = read_origin(found)
-        if before.get("fingerprint") != origin.get("fingerprint"):
-            size = format_bytes(found.sample_bytes)
-            raise UsageError(
-                f"import {quote(self._name)}: an unfinished import of {before.get('source')} with "
-                f"{size} has this name, and its source, or options of it, are not those of now; go "
-                "on with it by the same command, or free it with 'dlfs import --abandon'"
-            )
-
-        labels = origin.get("labels")
-        if labels != before.get("labels", labels):
-            raise UsageError(
-                f"import {quote(self._name)}: another writer has changed the classes or labels of "
-                "the dataset since the import began; free it with 'dlfs import --abandon', and "
-                "import all classes anew"
-            )
 
     def _step(self, transaction: Transaction, **options: Any) -> DatasetWriter:
         kept: dict[str, Any] = {
@@ -338,125 +300,19 @@ class StepWriter:
 
     # ---- steps -----------------------------------------------------------------------------------
 
-    def add_batch(
-        self,
-        paths: Sequence[bytes],
-        data: BytesLike,
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        *,
-        attributes: Mapping[str, ArrayLike] | None = None,
-        begins_chunk: bool | None = None,
-        cursor: Mapping[str, Any] | None = None,
-        ends_part: bool = False,
-    ) -> None:
-        """Add samples as ``DatasetWriter.add_batch`` does; commit the steps that end in them.
-
-        Where the batches say where chunks begin, a step ends before one that begins a chunk.
-        ``cursor`` is the position in the source after them, and a part of the source ends there if
-        ``ends_part`` is true; see ``SampleBlock``.
-        """
-        self._begin_part()
-        if begins_chunk and self._writer is not None and self._is_full(self._writer):
-            self._commit_step(self._writer)
-        columns = {name: as_array(name, values) for name, values in (attributes or {}).items()}
-        for name, values in columns.items():
-            if values.shape[:1] != (len(paths),):
-                raise UsageError(
-                    f"add attribute {name!r}: expected {len(paths)} values, got an array of shape "
-                    f"{values.shape}"
-                )
-        first, is_complete = 0, False
-        while not is_complete:  # once also without samples, which may have columns
-            writer = self._opened()
-            is_whole = self._by_batches or begins_chunk is not None
-            end = len(lengths) if is_whole else self._end_of_step(writer, lengths, first)
-            chosen = slice(first, end)
-            writer.add_batch(
-                paths[chosen],
-                data,
-                offsets[chosen],
-                lengths[chosen],
-                attributes={name: values[chosen] for name, values in columns.items()},
-                begins_chunk=begins_chunk,
-            )
-            self.source_count += 0 if self.is_read else chosen.stop - first
-            first = chosen.stop
-            is_complete = first == len(paths)
-            if is_complete:
-                self.note_cursor(cursor)
-            if begins_chunk is None and self._is_full(writer):
-                self._commit_step(writer, ends_part=is_complete and ends_part)
-                ends_part &= not is_complete
-        if ends_part:
-            self.end_part()
-
-    def note_cursor(self, value: Mapping[str, Any] | None) -> None:
-        """Take note of a cursor of the source after all samples so far, unless it is too long."""
-        if value is not None:
-            cursor = Cursor(value, self.source_count)
-            if len(cursor.json) <= CURSOR_BYTES_MAX:
-                self.cursor = cursor
-
-    def add_part(
-        self,
-        paths: Sequence[bytes],
-        data: BytesLike,
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        *,
-        attributes: Mapping[str, ArrayLike],
-    ) -> None:
-        """Add some samples of a block, of which others are left out; see ``end_block``."""
-        self._begin_part()
-        self._opened().add_batch(paths, data, offsets, lengths, attributes=attributes)
-
-    def end_block(
-        self,
-        count: int,
-        cursor: Mapping[str, Any] | None,
-        bad: BadReport,
-        *,
-        ends_part: bool = False,
-    ) -> None:
-        """Commit the step if it ends in the block whose parts were added.
-
-        If the source has cursors, a step ends at one of them: the bad records up to there are then
-        known without reading what the step has again.
-
-        Args:
-            count: samples of the source in the block, with those that were left out.
-            cursor: as in ``add_batch``.
-            bad: bad records so far.
-            ends_part: as in ``add_batch``.
-        """
-        if count:
-            self._begin_part()
-        self.source_count += count
-        self.bad_so_far = bad
-        self.note_cursor(cursor)
-        at_cursor = self.cursor is None or self.cursor.count == self.source_count
-        if self._writer is not None and at_cursor and self._is_full(self._writer):
-            self._commit_step(self._writer, ends_part=ends_part)
-        elif ends_part:
-            self.end_part()
-
     def end_part(self) -> None:
         """Note that the part of the source ends after the samples so far.
 
         Its last step is committed when samples of the next part are added. So a source that has no
         more samples than a step makes no step.
         """
-        self._begin_part()
+        self._begin_samples()
         self._part_ended = True
 
-    def _begin_part(self) -> None:
+    def _begin_samples(self) -> None:
         """Commit the last step of the part before, if it has ended."""
         if self._part_ended:
             self._commit_step(self._opened(), ends_part=True)
-
-    def _is_full(self, writer: DatasetWriter) -> bool:
-        return writer.new_bytes >= self._step_bytes or writer.new_count >= STEP_SAMPLES
 
     def find_known(self, paths: Sequence[bytes]) -> set[bytes]:
         """Return those of some paths that samples of the dataset have.
@@ -470,34 +326,36 @@ class StepWriter:
         """Yield the paths of the samples of all steps so far; see ``find_known`` for memory."""
         return self._committed.kept_paths()
 
-    def _end_of_step(self, writer: DatasetWriter, lengths: NDArray[np.int64], first: int) -> int:
-        """Return the position after the last sample to add to the present step."""
-        ends = writer.new_bytes + np.cumsum(lengths[first:])
-        ending = int(np.searchsorted(ends, self._step_bytes))  # the first sample that reaches it
-        return min(len(lengths), first + ending + 1, first + STEP_SAMPLES - writer.new_count)
-
     def add_directory(self, path: PathLike) -> None:
         """Add a directory; see ``DatasetWriter.add_directory``. The seal reports what is wrong."""
         self._directories.append(path)
 
-    def end_step(self) -> None:
-        """Commit the samples so far as a step, if the present one has any."""
-        if self._writer is not None and self._writer.new_count:
-            self._commit_step(self._writer)
+    @property
+    def _present(self) -> DatasetWriter | None:
+        return self._writer
+
+    @property
+    def _counts_source(self) -> bool:
+        return not self.is_read
+
+    def _end_step(self, *, ends_part: bool) -> None:
+        self._commit_step(self._opened(), ends_part=ends_part)
 
     def _commit_step(
         self, writer: DatasetWriter, *tags: tuple[int, bytes], ends_part: bool = False
     ) -> None:
         """Commit the samples since the last step; go on to the next part if this one ends."""
-        writer.bad, origin = self.bad_so_far, _encode_origin(self.origin)
-        count, cursor = self.source_count - self._part_begin, self.cursor
+        writer.bad, origin = self.bad_so_far, encode_origin(self.origin)
+        count = self.source_count - self._part_begin
+        cursor: Cursor | None = self.cursor
         if cursor is not None:
             in_part = cursor.count - self._part_begin
             cursor = None if in_part < 0 else replace(cursor, count=in_part)
         if self.is_read:  # the second pass, which knows no parts
             count, cursor = 0, None
         self._part_windows = writer.window_count
-        self._committed.steps = writer.commit_step(count, origin, cursor, tags, ends_part=ends_part)
+        end = StepEnd(source_count=count, cursor=cursor, ends_part=ends_part)
+        self._committed.steps = writer.commit_step(end, origin, tags)
         self._writer = None
         if ends_part:
             self._next_part()
@@ -564,7 +422,7 @@ class StepWriter:
                 seed=self._options["seed"],
                 runs=joined_runs(
                     _base_runs(transaction, base),
-                    self._steps.of_pass(second=second).record.data_runs,
+                    self._steps.of_pass(second=second).in_order().record.data_runs,
                 ),
                 bad=_base_bad(base) + self.bad,
             )
@@ -653,7 +511,8 @@ class StepWriter:
         self._opened()
         base, steps = self._base, self._steps
         assert steps is not None
-        space = DataSpace(base.geometry, steps.of_pass(second=False).record.data_runs)
+        first = steps.of_pass(second=False).in_order()
+        space = DataSpace(base.geometry, first.record.data_runs)
         found = second.read(base, space, batch)
         self.add_batch(
             found.paths, found.data, found.offsets, found.lengths, attributes=found.columns

@@ -1,7 +1,7 @@
 """``DatasetWriter``: packs samples into chunks and seals them as one new dataset version.
 
-A ``SamplePacker`` packs the samples, which layout ``shuffled`` permutes by the seed within each
-stage of ``STAGE_BYTES_SHUFFLED``: an exact shuffle of datasets up to that size. Only a
+A ``StepBuilder`` collects and packs the samples, which layout ``shuffled`` permutes by the seed
+within each stage of ``STAGE_BYTES_SHUFFLED``: an exact shuffle of datasets up to that size. Only a
 ``StepWriter`` shuffles larger ones.
 
 Attributes are collected in columns, in the order of the calls, and written behind the samples in
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID, uuid4
 
@@ -32,14 +32,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlfs._native.device import as_bytes_array
-from dlfs.attributes import AttributeNames, Attributes, AttributesBuilder, AttributeTable
+from dlfs.attributes import Attributes
 from dlfs.attributes.merging import Columns
 from dlfs.base.arguments import Layout, check_choice, check_integer
 from dlfs.base.units import format_bytes, format_count
+from dlfs.block import BlockDevice
 from dlfs.connection.previous_version import PreviousVersion
 from dlfs.connection.stored_samples import encoded_samples, stored_version
 from dlfs.connection.unfinished import UnfinishedSteps
-from dlfs.dataset.sample_packer import STAGE_BYTES_ORDERED, STAGE_BYTES_SHUFFLED, SamplePacker
+from dlfs.dataset.sample_packer import STAGE_BYTES_ORDERED, STAGE_BYTES_SHUFFLED
+from dlfs.dataset.schema import Schema
 from dlfs.dataset.sealing import (
     EncodedVersion,
     Stream,
@@ -48,20 +50,18 @@ from dlfs.dataset.sealing import (
     merge_samples,
     write_version,
 )
+from dlfs.dataset.step_builder import StepBuilder
+from dlfs.dataset.step_content import StepEnd, new_import, write_steps
 from dlfs.directory.builder import DirectoryBuilder, segment_bytes_max
-from dlfs.errors import ClosedError, ExistsError, LimitError, SpaceError, UsageError
-from dlfs.fields import FIELDS_COLUMN, FieldEncoder
-from dlfs.format.bad_records import BadReport, bad_records_tags
+from dlfs.errors import ClosedError, ExistsError, SpaceError
+from dlfs.format.bad_records import BadReport
 from dlfs.format.catalog import LAYOUTS, DatasetRecord
-from dlfs.format.constants import SAMPLE_BYTES_MAX, TAG_BAD_RECORDS, TAG_SOURCE
-from dlfs.format.journal import Cursor, StepHeader, encode_step_header
+from dlfs.format.geometry import ChunkRun, Geometry
 from dlfs.format.paths import PathLike, display, path_bytes
-from dlfs.reader.reserved import check_no_reserved, check_reserved, has_reserved
 from dlfs.store.info import DatasetInfo, describe_dataset
-from dlfs.store.journal import Step
 from dlfs.store.sample_buffer import SampleBuffer, check_batch
 from dlfs.store.space import count_chunks, joined_runs
-from dlfs.store.transaction import Generation, Transaction, after_commit, now_ns
+from dlfs.store.transaction import Generation, Transaction, after_commit
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
@@ -74,6 +74,44 @@ name of each block is stored as a whole, and the blocks begin at other names the
 
 _NO_ATTRIBUTES: Attributes = {}
 _NO_NAMES: frozenset[str] = frozenset()
+
+
+def _find_schema(
+    unfinished: UnfinishedSteps | None, previous: PreviousVersion | None
+) -> Schema | None:
+    """Return what the samples before those of a writer have; None without any."""
+    found = None if unfinished is None else Schema.of_steps(unfinished)
+    if found is None and previous is not None:
+        found = Schema.of_version(previous)
+    return found
+
+
+@dataclass(slots=True)
+class _Allocation:
+    """Allocates chunks of a transaction, and leaves enough of them free to seal the samples.
+
+    Attributes:
+        transaction: the transaction.
+        reserve: returns the number of chunks to leave free.
+    """
+
+    transaction: Transaction
+    reserve: Callable[[], int]
+
+    @property
+    def devices(self) -> Sequence[BlockDevice]:
+        """Devices of the members, in order."""
+        return self.transaction.devices
+
+    @property
+    def geometry(self) -> Geometry:
+        """Layout of the chunks over the members."""
+        return self.transaction.geometry
+
+    def take(self, count: int) -> ChunkRun:
+        """Allocate 1 to ``count`` chunks in one run; see ``FreeSpace.take``."""
+        self.transaction.space.reserve = self.reserve()
+        return self.transaction.space.take(count)
 
 
 class DatasetWriter:
@@ -103,8 +141,6 @@ class DatasetWriter:
     Attributes:
         layout: order in which samples are packed.
         previous: the earlier version whose samples the new one has as well; None without.
-        new_count: number of samples that were added.
-        new_bytes: sum of their lengths, in bytes.
         bad: records that imports left out of the dataset, at first those of the earlier version.
 
     Raises:
@@ -155,34 +191,30 @@ class DatasetWriter:
             )
         self.previous = previous
         self.bad = BadReport() if previous is None else previous.bad
-        self._encoder = None if fields is None else self._declare(fields)
-        self._has_bytes = False  # samples of bytes were added
         self._earlier_bytes = 0, 0  # of paths and attributes, in the steps before
-        self._attributes = AttributesBuilder()
-        self._names = AttributeNames(defaults or {})
         if stage is None:
             shuffles = layout == "shuffled" and not source_shuffled
             default = STAGE_BYTES_SHUFFLED if shuffles else STAGE_BYTES_ORDERED
             stage = SampleBuffer(default if stage_bytes is None else stage_bytes)
-        self._packing = SamplePacker(
-            transaction,
-            stage,
+        self._chunks = _Allocation(transaction, self._sealing_chunks)
+        self._samples = StepBuilder(
+            self._chunks,
+            name=name,
+            uuid=self.uuid,
+            stage=stage,
             layout=layout,
             seed=self._seed,
-            part=part,
-            stage_count=part_windows,
             source_shuffled=source_shuffled,
-            reserve=self._sealing_chunks,
+            part=part,
+            part_windows=part_windows,
+            fields=fields,
+            defaults=defaults,
+            schema=_find_schema(unfinished, previous),
         )
-        self._path_bytes = 0
         self._state = "open"
         self._columns: Columns = {}
-        self.new_count = 0
-        self.new_bytes = 0
         if unfinished is not None:
-            self._go_on(unfinished)
-        elif previous is not None:
-            self._begin_with(previous)
+            self._earlier_bytes = unfinished.path_bytes, unfinished.attributes_bytes
         self._check_space(expected_bytes, expected_samples)
 
     def __repr__(self) -> str:
@@ -190,24 +222,15 @@ class DatasetWriter:
         size = f"{format_count(self.sample_count, 'sample')}, {format_bytes(self.sample_bytes)}"
         return f"<DatasetWriter of dataset {name!r} version {version}: {size}, {self._state}>"
 
-    def _begin_with(self, previous: PreviousVersion) -> None:
-        """Expect what the samples of an earlier version have, and declared attributes besides."""
-        self._attributes.expect(previous.columns)
-        self._encoder = previous.encoder
-        self._has_bytes = previous.record.sample_count > 0 and previous.encoder is None
-        if previous.record.sample_count or previous.columns:
-            known = dict.fromkeys(previous.names, ())
-            completed = self._names.complete(known, 0, None)
-            new = {name: value for name, value in completed.items() if name not in known}
-            self._attributes.append(self._attributes.prepare(new, 0), 0)
-            self._names.settle(completed)
+    @property
+    def new_count(self) -> int:
+        """Number of samples that were added."""
+        return self._samples.new_count
 
-    def _go_on(self, unfinished: UnfinishedSteps) -> None:
-        self._attributes.expect(unfinished.columns)
-        self._names.settle(dict.fromkeys(unfinished.names, ()))
-        self._encoder = unfinished.encoder
-        self._has_bytes = unfinished.encoder is None
-        self._earlier_bytes = unfinished.path_bytes, unfinished.attributes_bytes
+    @property
+    def new_bytes(self) -> int:
+        """Sum of their lengths, in bytes."""
+        return self._samples.new_bytes
 
     @property
     def sample_count(self) -> int:
@@ -221,7 +244,7 @@ class DatasetWriter:
 
     def __contains__(self, path: object) -> bool:
         """Return True if a sample of this path was added, or is in the earlier version."""
-        added = path in self._packing
+        added = path in self._samples
         return added or (self.previous is not None and path in self.previous)
 
     # ---- adding ----------------------------------------------------------------------------------
@@ -261,25 +284,8 @@ class DatasetWriter:
         raw = path_bytes(path)
         if raw in self:
             raise ExistsError(f"add the sample {display(raw)!r}: it was added already")
-        if isinstance(data, Mapping):
-            check_no_reserved(attributes, raw)
-            array, columns = self._encode_fields(raw, data)
-            attributes = {**attributes, **columns}
-        else:
-            array = as_bytes_array(data)
-            self._check_bytes_allowed(raw)
-            if has_reserved(attributes):
-                given = {name: [value] for name, value in attributes.items()}
-                check_reserved(given, np.array([array.size]), display(self._name))
-        if array.size > SAMPLE_BYTES_MAX:
-            raise LimitError(
-                f"add the sample {display(raw)!r}: expected at most {SAMPLE_BYTES_MAX} bytes, "
-                f"got {array.size}"
-            )
-        values = {name: [value] for name, value in attributes.items()}
-        self._note([raw], array.size, values)
-        with self._aborted_on_error():
-            self._packing.add(raw, array)
+        with self._aborted_if_broken():
+            self._samples.add(raw, data, attributes)
 
     def add_directory(self, path: PathLike) -> None:
         """Add a directory, which stays in the dataset if no sample lies below it.
@@ -293,45 +299,7 @@ class DatasetWriter:
             ClosedError: the writer has ended.
         """
         self._check_open()
-        raw = path_bytes(path)
-        self._packing.directory.add_directory(raw)
-        self._path_bytes += len(raw) + 1
-
-    def _declare(self, fields: Mapping[str, str]) -> FieldEncoder:
-        try:
-            return FieldEncoder(fields)
-        except UsageError as error:
-            name = display(self._name)
-            raise UsageError(f"write the dataset {name!r}: {error}") from error
-
-    def _encode_fields(
-        self, path: bytes, values: Mapping[str, Any]
-    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        """Return the bytes of a sample with fields, and its reserved attributes."""
-        where = f"add the sample {display(path)!r}"
-        if self._has_bytes:
-            raise UsageError(f"{where}: expected bytes as in the samples before, got fields")
-        encoder = self._encoder or FieldEncoder.of_sample(values, where)
-        encoded = encoder.encode(values, where)
-        self._encoder = encoder
-        return encoded
-
-    def _check_bytes_allowed(self, path: bytes) -> None:
-        if self._encoder is not None:
-            fields = ", ".join(self._encoder.fields)
-            raise UsageError(
-                f"add the sample {display(path)!r}: expected the fields {fields}, got bytes"
-            )
-        self._has_bytes = True
-
-    def _check_fields_allowed(self, path: bytes, texts: list[str]) -> None:
-        """Check that fields which the caller encoded are those of the samples before."""
-        expected = "bytes" if self._has_bytes else self._encoder and self._encoder.text
-        if expected and any(text != expected for text in texts):
-            raise UsageError(
-                f"add the sample {display(path)!r}: expected {expected} as in the samples before, "
-                f"got the fields {texts[0]}"
-            )
+        self._samples.add_directory(path)
 
     def add_batch(
         self,
@@ -364,29 +332,13 @@ class DatasetWriter:
         source = as_bytes_array(data)
         starts, sizes = np.asarray(offsets, np.int64), np.asarray(lengths, np.int64)
         check_batch(len(paths), source.size, starts, sizes)
-        if len(paths) and FIELDS_COLUMN in attributes:  # importers encode fields themselves
-            self._check_fields_allowed(paths[0], np.asarray(attributes[FIELDS_COLUMN]).tolist())
-        elif len(paths):
-            self._check_bytes_allowed(paths[0])
-        check_reserved(attributes, sizes, display(self._name))
         known = None if self.previous is None else self.previous.find_known(paths)
         if known is not None:
             raise ExistsError(f"add the sample {display(known)!r}: it was added already")
-        self._note(paths, int(sizes.sum()), attributes)
-        with self._aborted_on_error():
-            self._packing.add_batch(paths, source, starts, sizes, begins_chunk)
-
-    def _note(self, paths: Sequence[bytes], sample_bytes: int, attributes: Attributes) -> None:
-        """Count samples and record their attributes, in the row order of the directory."""
-        samples = len(paths)
-        if attributes or self._names.names != _NO_NAMES:
-            values = self._names.complete(attributes, samples, paths[0] if samples else None)
-            self._attributes.append(self._attributes.prepare(values, samples), self.new_count)
-            if samples or attributes:
-                self._names.settle(values)
-        self.new_count += samples
-        self.new_bytes += sample_bytes
-        self._path_bytes += sum(map(len, paths))
+        with self._aborted_if_broken():
+            self._samples.add_batch(
+                paths, source, starts, sizes, attributes=attributes, begins_chunk=begins_chunk
+            )
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -419,28 +371,19 @@ class DatasetWriter:
     @property
     def window_count(self) -> int:
         """Number of windows of the shuffle in the part so far, of all of its steps."""
-        return self._packing.window_count
+        return self._samples.packing.window_count
 
     def commit_step(
-        self,
-        source_count: int,
-        source: bytes,
-        cursor: Cursor | None = None,
-        tags: Sequence[tuple[int, bytes]] = (),
-        *,
-        ends_part: bool = False,
+        self, end: StepEnd, source: bytes, tags: Sequence[tuple[int, bytes]] = ()
     ) -> UnfinishedSteps:
         """Commit the added samples as a step of an unfinished import; the writer has ended then.
 
         No reader sees them as a dataset, and the volume is unlocked.
 
         Args:
-            source_count: samples of the part of the source that this step and those of the part
-                before it have used.
+            end: where the step ends in the source.
             source: describes the source and the options of the import.
-            cursor: the last cursor that the source gave for them; its count is of the part.
             tags: further tagged values of the record, which those of later steps keep.
-            ends_part: True if no more samples of the part follow.
 
         Returns:
             The steps of the import, this one included.
@@ -450,7 +393,13 @@ class DatasetWriter:
         """
         self._check_open()
         with self._aborted_on_error():
-            steps = self._write_step(source_count, source, cursor, tags, ends_part)
+            before = self._unfinished
+            if before is None:
+                before = new_import(self._name, self.uuid, self.layout, self._seed)
+            content = self._samples.finish(end)
+            steps = write_steps(
+                self._transaction, before, [content], source=source, bad=self.bad, tags=tags
+            )
             generation = self._transaction.commit(removed=self._replaced, added=[steps.record])
         self._end("a step of an import", generation)
         return steps
@@ -459,77 +408,9 @@ class DatasetWriter:
     def _replaced(self) -> list[DatasetRecord]:
         return [] if self._unfinished is None else [self._unfinished.record]
 
-    def _write_step(
-        self,
-        source_count: int,
-        source: bytes,
-        cursor: Cursor | None,
-        tags: Sequence[tuple[int, bytes]],
-        ends_part: bool,
-    ) -> UnfinishedSteps:
-        """Write the last window and the journal of the step; return the steps with this one."""
-        chunks = self._packing.finish()
-        chunk_bytes = self._transaction.geometry.chunk_bytes
-        own_bytes = chunks.chunk_count * chunk_bytes
-        columns = self._attributes.freeze(self.uuid, self._packing.directory.rows())
-        columns = columns if len(columns) > 1 else []
-        segment = self._packing.directory.freeze(
-            self.uuid, own_bytes, chunk_bytes=chunk_bytes, parts=self._packing.parts
-        )
-        before = self._unfinished and self._unfinished.record
-        own = TAG_SOURCE, TAG_BAD_RECORDS
-        others = [tag for tag in (before.tags if before else ()) if tag[0] not in own]
-        bad = bad_records_tags(self.bad, self._transaction.base.superblock.catalog_bytes)
-        header = StepHeader(
-            number=len(self._unfinished.steps) if self._unfinished else 0,
-            first_chunk=before.data_bytes // chunk_bytes if before else 0,
-            chunk_count=chunks.chunk_count,
-            sample_count=self.new_count,
-            sample_bytes=self.new_bytes,
-            path_bytes=self._path_bytes,
-            source_count=source_count,
-            window_count=self._packing.stage_count,
-            entries_bytes=segment.entries.nbytes,
-            names_bytes=segment.names.nbytes,
-            attributes_bytes=sum(column.nbytes for column in columns),
-            attributes_head_bytes=columns[0].nbytes if columns else 0,
-            part=self._part,
-            ends_part=ends_part,
-            cursor_count=cursor.count if cursor else 0,
-            cursor_json=cursor.json if cursor else b"",
-        )
-        raw = np.frombuffer(encode_step_header(header, self.uuid), np.uint8)
-        journal = self._transaction.write_segment([raw, segment.entries, segment.names, *columns])
-        record = DatasetRecord(
-            name=self._name,
-            version=0,
-            uuid=self.uuid,
-            created_ns=before.created_ns if before else now_ns(),
-            sample_count=self.new_count + (before.sample_count if before else 0),
-            sample_bytes=self.new_bytes + (before.sample_bytes if before else 0),
-            layout=self.layout,
-            seed=self._seed,
-            data_runs=joined_runs(before.data_runs if before else (), chunks.runs),
-            data_bytes=own_bytes + (before.data_bytes if before else 0),
-            directory_runs=(),
-            entries_bytes=0,
-            names_bytes=0,
-            tags=((TAG_SOURCE, source), *bad, *tags, *others),
-            state="unfinished",
-            journal_runs=joined_runs(before.journal_runs if before else (), journal),
-            journal_bytes=count_chunks(journal) * chunk_bytes
-            + (before.journal_bytes if before else 0),
-        )
-        step = Step(header, before.journal_bytes if before else 0)
-        earlier = self._unfinished.steps if self._unfinished else ()
-        if self._unfinished is not None and not self.new_count:
-            return replace(self._unfinished, record=record, steps=[*earlier, step])
-        table = AttributeTable.of_parts(columns) if columns else AttributeTable.empty(self.uuid, 0)
-        return UnfinishedSteps.of(record, [*earlier, step], table)
-
     def _write_version(self, tick: Tick) -> DatasetRecord:
         """Write the last window, the attributes and the directory; return the record."""
-        chunks = self._packing.finish()
+        chunks = self._samples.packing.finish()
         encoded = self._encode(chunks.chunk_count)
         previous, runs = self.previous, chunks.runs
         if previous is not None:
@@ -551,18 +432,20 @@ class DatasetWriter:
         """Encode the directory and the attributes of the added samples."""
         chunk_bytes = self._transaction.geometry.chunk_bytes
         attributes: Sequence[NDArray[np.uint8]] = []
-        if len(self._attributes):
-            self._columns = self._attributes.dtypes
-            attributes = self._attributes.freeze(self.uuid, self._packing.directory.rows())
+        samples = self._samples
+        if len(samples.attributes):
+            self._columns = samples.attributes.dtypes
+            attributes = samples.attributes.freeze(self.uuid, samples.packing.directory.rows())
         chunks = chunk_count + attribute_chunks(attributes, chunk_bytes)
-        directory = self._packing.directory.freeze(
-            self.uuid, chunks * chunk_bytes, chunk_bytes=chunk_bytes, parts=self._packing.parts
+        directory = samples.packing.directory.freeze(
+            self.uuid, chunks * chunk_bytes, chunk_bytes=chunk_bytes, parts=samples.packing.parts
         )
         return EncodedVersion(directory, attributes)
 
     def _merge(self, previous: PreviousVersion, own: EncodedVersion, tick: Tick) -> EncodedVersion:
         """Merge the samples of the earlier version with the added ones."""
-        self._packing.directory = DirectoryBuilder()
+        packing = self._samples.packing
+        packing.directory = DirectoryBuilder()
         previous.close()
         parts = own.directory.entries, own.directory.names
         added = encoded_samples(parts, own.attributes, self.uuid, self.new_count)
@@ -570,14 +453,14 @@ class DatasetWriter:
         return merge_samples(
             [
                 Stream(stored_version(base, previous.record), 0, count_chunks(previous.runs)),
-                Stream(added, count_chunks(previous.runs), self._packing.chunks.chunk_count),
+                Stream(added, count_chunks(previous.runs), packing.chunks.chunk_count),
             ],
             uuid=self.uuid,
             chunk_bytes=base.geometry.chunk_bytes,
             directories=[],
             columns=self._columns,
-            defaults=self._names.stored_defaults,
-            encoder=self._encoder,
+            defaults=self._samples.names.stored_defaults,
+            encoder=self._samples.encoder,
             tick=tick,
         )
 
@@ -588,18 +471,29 @@ class DatasetWriter:
 
     @contextmanager
     def _aborted_on_error(self) -> Iterator[None]:
-        """Abort after an error, which leaves a part of the samples packed."""
+        """Abort after an error."""
         try:
             yield
         except BaseException:
             self.abort()
             raise
 
+    @contextmanager
+    def _aborted_if_broken(self) -> Iterator[None]:
+        """Abort after an error that leaves a part of the samples packed."""
+        try:
+            yield
+        except BaseException:
+            if self._samples.is_broken:
+                self.abort()
+            raise
+
     def _end(self, state: str, generation: Generation | None) -> None:
         self._state = state
+        self._chunks.reserve = int  # which a cycle of references would keep
         with after_commit(self._transaction.committed):
             try:
-                self._packing.close()
+                self._samples.close()
             finally:
                 self._transaction.close()
                 self._on_end(generation)
@@ -613,7 +507,9 @@ class DatasetWriter:
 
     def _sealing_chunks(self) -> int:
         """Return the chunks that the next commit, and the seal, take besides samples."""
-        chunks = self._overhead_chunks(self.sample_count, self._path_bytes, self.sample_bytes)
+        chunks = self._overhead_chunks(
+            self.sample_count, self._samples.path_bytes, self.sample_bytes
+        )
         if self._unfinished is not None:
             # The seal writes the directory and the attributes of all samples before the journals
             # become free.
@@ -622,7 +518,7 @@ class DatasetWriter:
             chunks -= -attributes_bytes // chunk_bytes
             chunks += self._overhead_chunks(
                 self.sample_count + record.sample_count,
-                self._path_bytes + path_bytes,
+                self._samples.path_bytes + path_bytes,
                 self.sample_bytes + record.sample_bytes,
             )
         return chunks
@@ -630,7 +526,7 @@ class DatasetWriter:
     def _overhead_chunks(self, samples: int, path_bytes: int, sample_bytes: int) -> int:
         """Return the chunks to reserve for attributes, directory and catalog."""
         chunk_bytes = self._transaction.geometry.chunk_bytes
-        attributes_bytes = self._attributes.size_bytes
+        attributes_bytes = self._samples.attributes.size_bytes
         if self.previous is not None:
             record = self.previous.record
             path_bytes += NAMES_GROWTH * record.names_bytes
@@ -644,7 +540,7 @@ class DatasetWriter:
         """Return the bytes that packing all samples once more takes, and the free bytes."""
         chunk_bytes = self._transaction.geometry.chunk_bytes
         earlier_bytes = self._unfinished.record.data_bytes if self._unfinished else 0
-        packed_bytes = earlier_bytes + self._packing.size_bytes
+        packed_bytes = earlier_bytes + self._samples.packing.size_bytes
         chunks = packed_bytes // chunk_bytes * 65 // 64 + 3 + 3 * self._sealing_chunks()
         return chunks * chunk_bytes, self._transaction.space.chunk_count * chunk_bytes
 
@@ -652,7 +548,7 @@ class DatasetWriter:
         chunk_bytes = self._transaction.geometry.chunk_bytes
         samples = self.sample_count + expected_samples
         overhead = self._overhead_chunks(
-            samples, self._path_bytes, self.sample_bytes + expected_bytes
+            samples, self._samples.path_bytes, self.sample_bytes + expected_bytes
         )
         needed = -(-expected_bytes // chunk_bytes) + overhead
         free = self._transaction.space.chunk_count

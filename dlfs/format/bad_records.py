@@ -63,6 +63,23 @@ class BadReport:
         listed = (*self.records, *other.records)[:BAD_RECORDS_LISTED_MAX]
         return BadReport(self.count + other.count, dict(reasons), listed)
 
+    def without_first(self, first: BadReport) -> BadReport:
+        """Return the report of the records of this one that another, earlier one does not have."""
+        reasons = Counter(self.reasons)
+        reasons.subtract(first.reasons)
+        left = {reason: count for reason, count in reasons.items() if count > 0}
+        known = set(first.records)
+        records = tuple(record for record in self.records if record not in known)
+        return BadReport(max(0, self.count - first.count), left, records)
+
+    def merged(self, other: BadReport) -> BadReport:
+        """Return a report of the records of both that does not depend on their order."""
+        both = self + other
+        listed = sorted(
+            {*self.records, *other.records}, key=lambda one: (one.source, one.record, one.reason)
+        )
+        return replace(both, records=tuple(listed[:BAD_RECORDS_LISTED_MAX]))
+
     def of_version(self, version: int) -> BadReport:
         """Return the report of a version, for the report of another one that has its samples."""
         named = [

@@ -84,7 +84,7 @@ class Catalog:
         generation: generation of the volume.
         volume_uuid: UUID of the volume.
         table: rows of the records, ``ROW[n]``.
-        runs: of each record its data runs, directory runs and journal runs, in order of the rows.
+        runs: of each record its data, directory, journal and granted runs, in order of the rows.
         free_runs: runs of the chunks without an owner.
         text: of each record its name and its tagged values, ``uint8[n]``, in order of the rows.
 
@@ -209,7 +209,7 @@ class Catalog:
 
     @cached_property
     def run_counts(self) -> NDArray[np.int64]:
-        """Number of data, directory and journal runs of each record, ``int64[n, 3]``."""
+        """Number of data, directory, journal and granted runs of records, ``int64[n, 4]``."""
         counts = [self.table[f"{kind}_run_count"] for kind in RUN_KINDS]
         return np.stack(counts, axis=1).astype(np.int64)
 
@@ -231,10 +231,10 @@ class Catalog:
             values: ``int64[n_runs]``.
 
         Returns:
-            ``int64[n_records, 3]``: over its data, directory and journal runs. A sum that is too
-            large wraps around.
+            ``int64[n_records, 4]``: over its data, directory, journal and granted runs. A sum that
+            is too large wraps around.
         """
-        ends = np.cumsum(self.run_counts).reshape(-1, 3)
+        ends = np.cumsum(self.run_counts).reshape(-1, len(RUN_KINDS))
         sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(values, dtype=np.int64)])
         of_kinds: NDArray[np.int64] = sums[ends] - sums[ends - self.run_counts]
         return of_kinds

@@ -28,6 +28,8 @@ from dlfs.format.constants import (
     TAG_BAD_RECORDS,
     TAG_FIRST_PASS,
     TAG_SOURCE,
+    TAG_TERM,
+    TERM_BYTES,
     TIME_NS_MAX,
 )
 from dlfs.format.dataset_record import LAYOUTS, RUN_KINDS, STATES, decode_tags
@@ -119,6 +121,7 @@ def _check_tags(catalog: Catalog) -> None:
             (TAG_SOURCE, "description of its source", 0, SOURCE_BYTES_MAX),
             (TAG_BAD_RECORDS, "report of bad records", 8, BAD_RECORDS_BYTES_MAX),
             (TAG_FIRST_PASS, "account of a first pass", FIRST_PASS_BYTES, FIRST_PASS_BYTES),
+            (TAG_TERM, "term of a coordinator", TERM_BYTES, TERM_BYTES),
         ):
             sizes = [len(value) for tag, value in tags if tag == known]
             if len(sizes) > 1 or any(not least <= size <= most for size in sizes):
@@ -150,6 +153,7 @@ def _check_ranges(catalog: Catalog) -> None:
         ("sample bytes", "sample_bytes", 0, table["data_bytes"]),
         ("journal bytes", "journal_bytes", 0, in_journal),
         ("journal runs", "journal_run_count", 0, in_journal),
+        ("granted runs", "granted_run_count", 0, in_journal),
         ("attribute address", "attributes_address", 0, longest),
         ("attribute bytes", "attributes_bytes", 0, longest),
         ("attribute head bytes", "attributes_head_bytes", 0, longest),
@@ -170,7 +174,7 @@ def _check_sizes(catalog: Catalog, chunk_bytes: int) -> None:
     block = np.uint64(ATTRIBUTE_BLOCK_BYTES)
     # A sum that has wrapped around is of runs that overlap, which is an error as well.
     chunks = catalog.sums(catalog.runs[:, 1]).view(np.uint64)
-    data_chunks, directory_chunks, journal_chunks = chunks.T
+    data_chunks, directory_chunks, journal_chunks, _ = chunks.T
     data = table["data_bytes"]
     address, segment, head = (
         table[f"attributes_{field}"] for field in ("address", "bytes", "head_bytes")

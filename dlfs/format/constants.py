@@ -6,7 +6,7 @@ from dlfs.base.units import KIB, MIB
 
 VERSION_MAJOR = 1
 VERSION_MINOR = 0
-DRAFT = 7
+DRAFT = 8
 """State of development of the format until the first release; every change of the format adds 1."""
 
 SUPERBLOCK_MAGIC = b"DLFSVOL1"
@@ -71,6 +71,9 @@ BAD_RECORDS_BYTES_MAX = 32 * KIB
 TAG_FIRST_PASS = 3
 """Tag of an unfinished record whose second pass has begun, with what its first pass has."""
 FIRST_PASS_BYTES = 24
+TAG_TERM = 4
+"""Tag of an unfinished record that workers import, with the term of their coordinator."""
+TERM_BYTES = 24
 PART_MAX = (1 << 31) - 1
 """Highest number of a part of a source."""
 

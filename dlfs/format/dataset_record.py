@@ -25,7 +25,7 @@ LAYOUTS = ("path", "shuffled")
 """Names of the packing orders; the number of a layout on media is its position here."""
 STATES = ("sealed", "unfinished")
 """States of a record; the number of a state on media is its position here."""
-RUN_KINDS = ("data", "directory", "journal")
+RUN_KINDS = ("data", "directory", "journal", "granted")
 """Kinds of a record's runs, in the order of the catalog."""
 
 ROW = np.dtype(
@@ -52,9 +52,11 @@ ROW = np.dtype(
         ("journal_bytes", "<u8"),
         ("content_digest", "V16"),
         ("packing_digest", "V16"),
+        ("granted_run_count", "<u4"),
+        ("reserved", "<u4"),
     ]
 )
-"""The fixed part of a record, 160 bytes."""
+"""The fixed part of a record, 168 bytes."""
 _NAMES = ROW.names or ()
 _TAG = struct.Struct("<HHI")
 
@@ -84,7 +86,8 @@ class DatasetRecord:
     kept.
 
     An unfinished record has version 0 and no directory yet. Its data runs are all runs that the
-    import has taken, and its journal runs describe the samples that they hold.
+    import has taken, and its journal runs describe the samples that they hold. Its granted runs are
+    chunks that workers of the import may be writing.
     """
 
     name: bytes
@@ -106,6 +109,7 @@ class DatasetRecord:
     state: str = "sealed"
     journal_runs: tuple[ChunkRun, ...] = ()
     journal_bytes: int = 0
+    granted_runs: tuple[ChunkRun, ...] = ()
     digests: Digests = field(default_factory=Digests)
     """Digests by which copies are known; zeroes of an unfinished record."""
 
@@ -117,7 +121,7 @@ class DatasetRecord:
     @property
     def runs(self) -> tuple[ChunkRun, ...]:
         """All runs of the record, in the order of the catalog."""
-        return (*self.data_runs, *self.directory_runs, *self.journal_runs)
+        return (*self.data_runs, *self.directory_runs, *self.journal_runs, *self.granted_runs)
 
     def split_data_runs(
         self, chunk_bytes: int
@@ -150,12 +154,15 @@ def encode_row(record: DatasetRecord, tags_bytes: int) -> tuple[bytes | int, ...
         len(record.directory_runs), len(record.journal_runs), len(record.name), tags_bytes,
         record.journal_bytes,
     )  # fmt: skip
-    for name, value in zip(_NAMES[1:-2], numbers, strict=True):
+    granted_count = len(record.granted_runs)
+    for name, value in zip(
+        (*_NAMES[1:-4], "granted_run_count"), (*numbers, granted_count), strict=True
+    ):
         bits = 8 * ROW[name].itemsize
         if not 0 <= int(value) < 1 << bits:
             raise UsageError(f"{what}: expected {name} in 0..{(1 << bits) - 1}, got {value!r}")
     digests = record.digests.content, record.digests.packing
-    return (record.uuid.bytes, *numbers, *map(bytes.fromhex, digests))
+    return (record.uuid.bytes, *numbers, *map(bytes.fromhex, digests), granted_count, 0)
 
 
 def encode_tags(record: DatasetRecord) -> bytes:
@@ -209,10 +216,11 @@ def decode_record(
     (
         uuid, version, state, layout, created_ns, sample_count, sample_bytes, seed, data_bytes,
         entries_bytes, names_bytes, address, segment_bytes, head_bytes, data_end, directory_count,
-        _, _, _, journal_bytes, content_digest, packing_digest,
+        journal_count, _, _, journal_bytes, content_digest, packing_digest, _, _,
     ) = row  # fmt: skip
     all_runs = tuple([ChunkRun(first, count) for first, count in runs])
     directory_end = data_end + directory_count
+    journal_end = directory_end + journal_count
     extent = AttributeExtent(address, segment_bytes, head_bytes) if segment_bytes else None
     return DatasetRecord(
         name=name,
@@ -231,7 +239,8 @@ def decode_record(
         attribute_extent=extent,
         tags=decode_tags(tags) if tags else (),
         state=STATES[state],
-        journal_runs=all_runs[directory_end:],
+        journal_runs=all_runs[directory_end:journal_end],
         journal_bytes=journal_bytes,
+        granted_runs=all_runs[journal_end:],
         digests=Digests(bytes(content_digest).hex(), bytes(packing_digest).hex()),
     )

@@ -7,6 +7,7 @@ segment of the step's samples and, if they have columns, their attribute segment
 from __future__ import annotations
 
 import json
+import secrets
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
@@ -21,6 +22,8 @@ from dlfs.format.constants import (
     FIRST_PASS_BYTES,
     PART_MAX,
     TAG_FIRST_PASS,
+    TAG_TERM,
+    TERM_BYTES,
 )
 
 STEP_HEADER_BYTES = 4096
@@ -30,6 +33,8 @@ _START = struct.Struct("<8sII16s")
 _FIELDS = struct.Struct("<16Q")
 _CRC = struct.Struct("<I")
 _FIRST_PASS = struct.Struct("<3Q")
+_EXPIRY = struct.Struct("<Q")
+_TERM_VALUE_BYTES = TERM_BYTES - _EXPIRY.size
 _COVERED = STEP_HEADER_BYTES - _CRC.size
 _CURSOR_AT = _START.size + _FIELDS.size
 CURSOR_BYTES_MAX = _COVERED - _CURSOR_AT
@@ -78,6 +83,38 @@ def find_first_pass(tags: Iterable[tuple[int, bytes]]) -> FirstPass | None:
     """Return what a record's tagged values say of its first pass; None before the second one."""
     value = dict(tags).get(TAG_FIRST_PASS, b"")
     return FirstPass(*_FIRST_PASS.unpack(value)) if len(value) == FIRST_PASS_BYTES else None
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """The time in which one coordinator has an import by workers.
+
+    Attributes:
+        value: random bytes, drawn when the coordinator began the import or took it over.
+        expiry_ms: time after the coordinator has last found its term in the record for which a
+            granted write may still take effect, in milliseconds; 0 if it ends with the processes.
+    """
+
+    value: bytes
+    expiry_ms: int
+
+    @classmethod
+    def draw(cls, expiry_ms: int) -> Term:
+        """Return a new term."""
+        return cls(secrets.token_bytes(_TERM_VALUE_BYTES), expiry_ms)
+
+    @property
+    def tag(self) -> tuple[int, bytes]:
+        """The tagged value of a record that says this."""
+        return TAG_TERM, self.value + _EXPIRY.pack(self.expiry_ms)
+
+
+def find_term(tags: Iterable[tuple[int, bytes]]) -> Term | None:
+    """Return the term in a record's tagged values; None of an import without workers."""
+    value = dict(tags).get(TAG_TERM)
+    if value is None:
+        return None
+    return Term(value[:_TERM_VALUE_BYTES], *_EXPIRY.unpack(value[_TERM_VALUE_BYTES:]))
 
 
 @dataclass(frozen=True, slots=True)

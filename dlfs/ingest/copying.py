@@ -24,7 +24,7 @@ import numpy as np
 from dlfs.base.arguments import Layout
 from dlfs.base.units import MIB
 from dlfs.dataset.dataset import Dataset
-from dlfs.dataset.step_writer import STEP_BYTES
+from dlfs.dataset.step_cutter import STEP_BYTES
 from dlfs.format.geometry import Geometry
 from dlfs.format.journal import Cursor
 from dlfs.ingest.bad_records import BadRecords

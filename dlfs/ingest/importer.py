@@ -23,7 +23,8 @@ from dlfs.base.arguments import Layout, check_integer
 from dlfs.base.closing import closed_on_error
 from dlfs.base.units import GIB, format_bytes
 from dlfs.base.wording import join_words
-from dlfs.dataset.step_writer import STEP_BYTES, StepWriter
+from dlfs.dataset.step_cutter import STEP_BYTES
+from dlfs.dataset.step_writer import StepWriter
 from dlfs.dataset.writer import DatasetWriter
 from dlfs.errors import NotFoundError, UsageError
 from dlfs.format.bad_records import BadReport

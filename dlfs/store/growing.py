@@ -24,6 +24,7 @@ from dlfs.format.constants import (
 )
 from dlfs.format.geometry import Geometry, MemberGroup, usable_bytes
 from dlfs.format.joining import JoiningRecord
+from dlfs.store.fencing import revoke_grants
 from dlfs.store.formatting import check_blocks, check_empty, has_other_data, prepare_file, wipe
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.members import (
@@ -77,6 +78,7 @@ def grow_volume(
         group = _check_devices(base, devices, force=force)
         lock_members(devices, "dlfs grow")
         _check_devices(base, devices, force=force)
+        base = revoke_grants(transaction).base  # workers know the members of now alone
         grown = _commit_group(base, devices, group)
         remember_members(base.members, grown.superblock, grown.members)  # the caller named them
     except BaseException as error:

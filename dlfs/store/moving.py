@@ -205,7 +205,8 @@ class _Moves:
         """Return a record with the new runs; the record itself if none has changed."""
         data, directory = self._moved(record.data_runs), self._moved(record.directory_runs)
         journal = self._moved(record.journal_runs)
-        if (*data, *directory, *journal) == record.runs:
+        # Granted runs stay: workers may be writing them (fencing.revoke_grants ends that).
+        if (*data, *directory, *journal, *record.granted_runs) == record.runs:
             return record
         return replace(record, data_runs=data, directory_runs=directory, journal_runs=journal)
 

@@ -21,6 +21,7 @@ from dlfs.errors import SpaceError, UsageError
 from dlfs.format.constants import CHUNKS_MIN
 from dlfs.format.geometry import ChunkRun, MemberGroup
 from dlfs.format.run_arrays import to_array, to_runs
+from dlfs.store.fencing import revoke_grants
 from dlfs.store.formatting import wipe
 from dlfs.store.members import Member
 from dlfs.store.moving import Progress, Rehearsal, Transfer, move_all
@@ -58,8 +59,9 @@ def shrink_volume(
             for a catalog; nothing was changed.
         DeviceError: a device failed; shrinking again continues.
     """
+    groups = _find_groups(transaction.base, members)
+    transaction = revoke_grants(transaction)  # workers know the members of now alone
     base = transaction.base
-    groups = _find_groups(base, members)
     _check_space(transaction, groups)
     leaving = {group.first_chunk for group in groups}
     rehearsed, _ = _evacuate(base, leaving, lambda _done, _total: None, Rehearsal)

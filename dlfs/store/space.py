@@ -66,6 +66,11 @@ def allocatable_runs(geometry: Geometry, free: Iterable[ChunkRun]) -> list[Chunk
     return [run for run in free if not any(group.has(run) for group in evacuating)]
 
 
+def stripe_chunks(geometry: Geometry) -> int:
+    """Return the number of chunks of a stripe of a volume."""
+    return max(STRIPE_BYTES // geometry.chunk_bytes, geometry.chunk_total // STRIPES_MAX)
+
+
 def _by_first_chunk(runs: Iterable[ChunkRun]) -> SortedKeyList[ChunkRun]:
     return SortedKeyList(runs, key=attrgetter("first_chunk"))
 
@@ -103,7 +108,7 @@ class FreeSpace:
             allocatable_runs(geometry, free),
             reserve=reserve,
             groups=[group for group in geometry.groups if not group.evacuating],
-            stripe=max(STRIPE_BYTES // geometry.chunk_bytes, geometry.chunk_total // STRIPES_MAX),
+            stripe=stripe_chunks(geometry),
         )
 
     @property

@@ -46,6 +46,12 @@ from dlfs.format.geometry import DataSpace, Geometry, usable_bytes
 from dlfs.format.joining import JoiningRecord
 from dlfs.format.paths import display
 from dlfs.store.discovered import resolve_uris
+from dlfs.store.fencing import (
+    imports_by_workers,
+    wait_for_workers,
+    with_new_terms,
+    without_grants,
+)
 from dlfs.store.formatting import check_blocks, check_empty, prepare_file, wipe
 from dlfs.store.info import describe_member
 from dlfs.store.locking import lock_members, unlock_members
@@ -374,7 +380,8 @@ class _Repair:
             self._repair_dataset(state, found, record, shared)
         state.fresh |= state.stale  # bytes that no checksum proves are those of current members
         for record in found.catalog.unfinished:
-            repair_bytes(state, DataSpace(found.geometry, record.runs), None)
+            runs = (*record.data_runs, *record.journal_runs)  # what is granted means nothing
+            repair_bytes(state, DataSpace(found.geometry, runs), None)
 
     def _repair_dataset(
         self, state: RepairState, found: Generation, record: DatasetRecord, shared: SharedChunks
@@ -430,8 +437,13 @@ class _Repair:
                 write_locations(members, encode_locations(superblock, members))
             except LimitError as error:
                 _log.warning("repair volume %s: %s", superblock.volume_uuid, error)
-        base = Transaction.over(base).commit(first=first)
-        return Transaction.over(base).commit()
+        # Workers of imports know the members of before alone: the first commit ends their right to
+        # write, and the second one frees what they may have been writing until then.
+        by_workers = imports_by_workers(found.catalog.unfinished)
+        renewed = with_new_terms(by_workers)
+        base = Transaction.over(base).commit(removed=by_workers, added=renewed, first=first)
+        wait_for_workers(base.devices, renewed)
+        return Transaction.over(base).commit(removed=renewed, added=without_grants(renewed))
 
 
 def _catch_up(found: Generation) -> None:

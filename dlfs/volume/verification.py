@@ -29,12 +29,13 @@ from dlfs.errors import DeviceError, DlfsError, FormatError, StaleError
 from dlfs.format.attributes import AttributeHead
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.digests import make_digests
-from dlfs.format.geometry import DataSpace, split_runs
+from dlfs.format.geometry import DataSpace
 from dlfs.format.paths import display
 from dlfs.store.chunk_reader import CopyOrder, FailedRead, Window, scan_space
 from dlfs.store.info import describe_member
 from dlfs.store.journal import read_steps
 from dlfs.store.segments import read_segment
+from dlfs.store.space import TakenRuns
 from dlfs.store.transaction import Generation, load_generation, read_catalog
 
 Progress = Callable[[int, int], None]
@@ -453,7 +454,7 @@ class _UnfinishedCheck(_DatasetCheck):
 
     def run(self, progress: Callable[[int], None]) -> Iterator[Finding]:
         generation, whole = self._generation, self._record
-        geometry, left = generation.geometry, whole.data_runs
+        geometry, data = generation.geometry, TakenRuns(whole.data_runs)
         self._name = f"the unfinished import of {display(whole.name)!r}"
         journal = DataSpace(geometry, whole.journal_runs)
         done = whole.journal_bytes
@@ -463,8 +464,7 @@ class _UnfinishedCheck(_DatasetCheck):
             yield self._segment_finding("journal", journal, error)
             return
         for step in steps:
-            runs, left = split_runs(left, step.header.chunk_count)
-            self._space = DataSpace(geometry, runs)
+            self._space = DataSpace(geometry, tuple(data.take_all(step.header.chunk_count)))
             try:
                 directory, _ = load_step(generation, whole, step)
             except (FormatError, DeviceError) as error:
@@ -479,7 +479,7 @@ class _UnfinishedCheck(_DatasetCheck):
         yield from self._check_journal_copies(journal)
 
     def _check_journal_copies(self, journal: DataSpace) -> Iterator[Finding]:
-        if journal.geometry.replicas > 1:
+        if journal.geometry.replicas > 1 and journal.size_bytes:
             correct = np.concatenate(
                 [window.memory.copy() for window in scan_space(self._generation.sources, journal)]
             )

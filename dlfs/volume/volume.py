@@ -13,7 +13,7 @@ Threads: any at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
 from uuid import UUID
@@ -43,9 +43,10 @@ from dlfs.dataset.dataset import Dataset
 from dlfs.dataset.keywords import WriterKeywords
 from dlfs.dataset.writer import DatasetWriter
 from dlfs.errors import ClosedError, NotFoundError, StaleError, UsageError
-from dlfs.format.catalog import Catalog, DatasetRecord, Records
+from dlfs.format.catalog import Catalog, Records
 from dlfs.format.names import DatasetName, dataset_name_bytes, new_dataset_name, parse_dataset
 from dlfs.format.paths import display
+from dlfs.store.fencing import end_import
 from dlfs.store.info import (
     DatasetInfo,
     MemberInfo,
@@ -56,13 +57,14 @@ from dlfs.store.info import (
     free_bytes,
 )
 from dlfs.store.members import Members, split_uris
-from dlfs.store.newest import newest_generation
 from dlfs.store.records import NO_DATASETS, no_such_dataset
 from dlfs.store.renaming import rename_records
 from dlfs.store.transaction import Generation, Transaction, after_commit, check_writable
+from dlfs.volume.imports import step_arguments
 
 if TYPE_CHECKING:
     from dlfs.dataset.arriving import ArrivingDataset
+    from dlfs.dataset.parts_writer import PartsWriter
     from dlfs.dataset.step_writer import StepWriter
     from dlfs.store.balancing import RebalanceReport
     from dlfs.store.shrinking import ShrinkReport
@@ -449,21 +451,25 @@ class Volume(Closing):
         """
         from dlfs.dataset.step_writer import StepWriter
 
-        raw = new_dataset_name(name)
-        begin = partial(self._transaction, f"dlfs writing dataset {display(raw)!r}")
+        return StepWriter(**step_arguments(self, name, append=append), origin=origin, **options)
 
-        def read() -> AbstractContextManager[Generation]:
-            session = self._local("write")
-            return newest_generation(session.generation, session.connection.options.opener)
+    def parts_writer(
+        self, name: str | bytes, origin: Mapping[str, Any], *, append: bool = False, **options: Any
+    ) -> PartsWriter:
+        """Begin, or take over, a new version of a dataset that several workers import.
 
-        def choose(catalog: Catalog) -> DatasetRecord:
-            return self._choose(catalog, requested)[-1]
+        Args:
+            name: name of the dataset; see ``writer``.
+            origin: describes the source; see ``StepWriter``.
+            append: as in ``step_writer``.
+            options: further arguments of ``PartsWriter``.
 
-        requested = DatasetName(raw, None)
-        choose_base = choose if append else None
-        return StepWriter(
-            begin, read, raw, origin, choose_base=choose_base, on_end=self._written, **options
-        )
+        Raises:
+            DlfsError: as ``PartsWriter``.
+        """
+        from dlfs.dataset.parts_writer import PartsWriter
+
+        return PartsWriter(**step_arguments(self, name, append=append), origin=origin, **options)
 
     def unfinished(self) -> list[UnfinishedInfo]:
         """List the imports that are not finished, by name."""
@@ -494,13 +500,7 @@ class Volume(Closing):
         """
         raw = dataset_name_bytes(name)
         with self._transaction(f"dlfs abandoning the import of {display(raw)!r}") as transaction:
-            record = transaction.base.catalog.find_unfinished(raw)
-            if record is None:
-                raise NotFoundError(
-                    f"abandon the import of {quote(name)} on {self.uri}: there is no unfinished "
-                    "import of this name"
-                )
-            committed = transaction.commit(removed=[record])
+            record, committed = end_import(transaction, raw, where=self.uri)
         self._refresh_after(committed)
         return describe_unfinished(record, transaction.geometry)
 

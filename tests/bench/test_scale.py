@@ -12,7 +12,7 @@ import pytest
 from bench.process import ROOT
 from bench.scale import appends
 from bench.scale.__main__ import main, run_import
-from dlfs.dataset import step_writer
+from dlfs.dataset import step_cutter
 
 COUNT = 1_000_000
 MOST_BYTES = 100
@@ -21,9 +21,9 @@ of them."""
 IMPORT = f"""
 from pathlib import Path
 from bench.scale.__main__ import run_import
-from dlfs.dataset import committed_steps, sealing, step_writer
+from dlfs.dataset import committed_steps, sealing, step_cutter
 
-step_writer.STEP_SAMPLES = 1 << 16
+step_cutter.STEP_SAMPLES = 1 << 16
 committed_steps.PAUSE_S = 0.0
 sealing.BUFFERED_SAMPLES = 1 << 16
 run_import(Path("volume.img"), {COUNT}, True)
@@ -50,7 +50,7 @@ def test_a_second_pass_is_reported(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture,  # type: ignore[type-arg]
 ) -> None:
-    monkeypatch.setattr(step_writer, "STEP_SAMPLES", 1 << 12)
+    monkeypatch.setattr(step_cutter, "STEP_SAMPLES", 1 << 12)
     run_import(tmp_path / "volume.img", 20_000, True, two_passes=True)
     assert list(lines(capfd.readouterr().out)) == ["steps", "second pass", "seal", "import"]
 

@@ -23,6 +23,7 @@ from dlfs.store.members import split_uris
 from dlfs.volume.volume import Volume
 from tests.support.devices import RecordingDevice, StoppingDevice, StopPoint, WriteEvent, WriteLog
 from tests.support.forked import run_forked
+from tests.support.parts import Worker, check_no_leak, open_parts
 from tests.support.volumes import new_volume, read_datasets, write_dataset
 
 MEMBER_BYTES = 1 * MIB + 256 * KIB
@@ -37,13 +38,29 @@ FIRST = {f"a/{i}".encode(): bytes([i + 1]) * (700 + 90 * i) for i in range(8)}
 SECOND = {b"b": random.Random(1).randbytes(9000), b"c/d": random.Random(2).randbytes(5000)}
 
 
+class GrantingDevice(RecordingDevice):
+    """A device in memory to which workers may write; they end with the coordinator here."""
+
+    def check_can_grant(self):
+        pass
+
+    def begin_granted(self, slot):
+        pass
+
+    def extend_grant(self, until_s, *, incarnation):
+        pass
+
+    def granted_writers_gone(self, slot=None):
+        return True
+
+
 class Media:
     """A volume in memory that records its writes and can restore an earlier state."""
 
-    def __init__(self, replicas):
+    def __init__(self, replicas, member_bytes=MEMBER_BYTES):
         self.replicas = replicas
         self.names = [f"crash-{uuid.uuid4().hex}" for _ in range(MEMBERS)]
-        self.uris = [f"mem:{name}?size={MEMBER_BYTES}" for name in self.names]
+        self.uris = [f"mem:{name}?size={member_bytes}" for name in self.names]
         dlfs.format_volume(self.uris, chunk_bytes=4 * KIB, block_bytes=512, replicas=replicas)
         self.log = None
 
@@ -51,12 +68,17 @@ class Media:
         """Run a change and record its writes."""
         self.log = WriteLog()
 
+        with self.opened() as volume:
+            change(volume)
+
+    def opened(self):
+        """Open the volume, and record writes to it."""
+
         def opener(uri, *, writable):
             device = open_device(uri, writable=writable)
-            return RecordingDevice(device, self.log) if writable else device
+            return GrantingDevice(device, self.log) if writable else device
 
-        with Volume(LocalConnection(split_uris(self.uris), OpenOptions(opener=opener))) as volume:
-            change(volume)
+        return Volume(LocalConnection(split_uris(self.uris), OpenOptions(opener=opener)))
 
     def contents(self):
         with dlfs.open(self.uris) as volume:
@@ -82,6 +104,13 @@ class Media:
 @pytest.fixture(params=[1, 2], ids=["plain", "replicas"])
 def media(request):
     made = Media(request.param)
+    yield made
+    made.forget()
+
+
+@pytest.fixture(params=[1, 2], ids=["plain", "replicas"])
+def large_media(request):
+    made = Media(request.param, 4 * MIB)
     yield made
     made.forget()
 
@@ -222,23 +251,55 @@ def test_a_power_cut_loses_tears_and_reorders_unflushed_writes(media, case):
             check_recovery(media, got_new, old, new)
 
 
+WORKER_COUNTS = 5, 0, 3, 7
+"""Number of samples of each part of an import by workers."""
+
+
+def import_by_workers(volume):
+    """Import by two workers; go on with what is there, in another order."""
+    options = {"step_bytes": 6000, "stage_bytes": 2500, "part_count": len(WORKER_COUNTS)}
+    with open_parts(volume, "first", workers=2, **options) as parts:
+        parts.commit(reserve=3 * parts.unit)
+        workers = [Worker(volume, parts, name, slot) for slot, name in enumerate("ab")]
+        for number, part in enumerate((2, 0, 3, 1)):
+            if not parts.is_read and not parts.progress(part).is_complete:
+                worker = workers[number % 2].write(part, WORKER_COUNTS)
+                for report in worker.reports():
+                    parts.commit([report], reserve=parts.unit)
+        for worker in workers:
+            worker.end()
+        parts.seal()
+
+
 @pytest.mark.parametrize("change", [import_in_steps, import_in_two_passes])
 def test_an_import_in_steps_goes_on_after_a_crash_at_any_write(media, change, monkeypatch):
     monkeypatch.setattr(committed_steps, "PAUSE_S", 0.0)
+    check_going_on(media, change, 1)
+
+
+def test_an_import_by_workers_goes_on_after_a_crash_at_any_write(large_media, monkeypatch):
+    monkeypatch.setattr(committed_steps, "PAUSE_S", 0.0)
+    check_going_on(large_media, import_by_workers, 3 * STRIDE - 2)
+
+
+def check_going_on(media, change, stride):
+    """Check that an import ends as without a crash at one of some writes."""
     media.run(change)
     new, chance = media.contents(), random.Random(SEED)
     places = addresses(media)
     kept = set()
     log = media.log
-    for count in range(len(log.events) + 1):
+    for count in range(0, len(log.events) + 1, stride):
         media.restore(log.reordered_images(count, chance))
-        with dlfs.open(media.uris) as volume:
+        media.log = WriteLog()
+        with media.opened() as volume:
             if "first" not in volume:
                 kept |= {(info.sample_count, info.packed_again) for info in volume.unfinished()}
                 change(volume)
             assert read_datasets(volume) == new
             assert addresses(media) == places
             assert volume.unfinished() == []
+            check_no_leak(volume)
             assert [f for f in volume.verify() if f.kind != "superblock"] == []
     assert len(kept) > 2
 

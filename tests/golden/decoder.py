@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 BLOCK = 4096
-DRAFT = 7
+DRAFT = 8
 Runs = list[tuple[int, int]]
 
 
@@ -246,6 +246,7 @@ class Record(NamedTuple):
     data_runs: Runs
     directory_runs: Runs
     journal_runs: Runs
+    granted_runs: Runs
     journal_bytes: int
     tags: dict[int, bytes]
     content_digest: bytes
@@ -261,6 +262,7 @@ def decode_tags(raw: bytes) -> dict[int, bytes]:
         expect(tag != 1 or (tag not in tags and length <= 16384), "descriptions of a source")
         expect(tag != 2 or (tag not in tags and 8 <= length <= 32768), "reports of bad records")
         expect(tag != 3 or (tag not in tags and length == 24), "accounts of a first pass")
+        expect(tag != 4 or (tag not in tags and length == 24), "terms of a coordinator")
         tags[tag] = raw[at + 8 : at + 8 + length]
         at += 8 + -(-length // 8) * 8
     expect(at == len(raw), "tagged values of a record")
@@ -273,7 +275,9 @@ def decode_row(raw: bytes, row_at: int, run_at: int, text_at: int) -> tuple[Reco
         struct.unpack_from("<16sIHH7Q", raw, row_at)
     )
     attributes = struct.unpack_from("<3Q", raw, row_at + 80)
-    counts = struct.unpack_from("<3I", raw, row_at + 104)
+    counts = struct.unpack_from("<3I", raw, row_at + 104) + struct.unpack_from(
+        "<I", raw, row_at + 160
+    )
     name_bytes, tags_bytes, journal_bytes = struct.unpack_from("<HHQ", raw, row_at + 116)
     digests = struct.unpack_from("<16s16s", raw, row_at + 128)
     expect(state <= 1 and layout <= 1, "state, layout")
@@ -292,6 +296,7 @@ def decode_row(raw: bytes, row_at: int, run_at: int, text_at: int) -> tuple[Reco
         expect(not any(b"".join(digests)), "digests of an unfinished record")
     else:
         expect(not runs[2] and journal_bytes == 0, "journal of a sealed record")
+        expect(not runs[3], "granted runs of a sealed record")
     record = Record(
         name, version, state == 0, uuid, samples, total, data, entries, names, attributes, *runs,
         journal_bytes, decode_tags(raw[tags_at:text_end]), *digests,
@@ -311,14 +316,14 @@ def decode_catalog(volume: Volume) -> list[Record]:
     count, free_count, run_count, text_bytes = struct.unpack_from("<4I", raw, 48)
     expect((magic, header_bytes, size) == (b"DLFSCAT1", 64, len(raw)), "catalog header")
     expect((uuid, generation) == (sb.volume, sb.generation), "catalog of another generation")
-    run_at = 64 + 160 * count
+    run_at = 64 + 168 * count
     free_at = run_at + 16 * run_count
     text_at = free_at + 16 * free_count
     expect(text_at + text_bytes == len(raw), "length of the catalog")
     owned = sb.catalog_runs + runs_at(raw, free_at, free_count)
     records = []
     for number in range(count):
-        record, run_at, text_at = decode_row(raw, 64 + 160 * number, run_at, text_at)
+        record, run_at, text_at = decode_row(raw, 64 + 168 * number, run_at, text_at)
         records.append(record)
     expect((run_at, text_at) == (free_at, len(raw)), "runs and text of the records")
     data: set[int] = set()
@@ -329,7 +334,7 @@ def decode_catalog(volume: Volume) -> list[Record]:
         journal_bytes = len(chunks_of(record.journal_runs)) * sb.chunk_bytes
         expect(record.journal_bytes <= journal_bytes, "journal bytes")
         data |= set(own)
-        owned = owned + record.directory_runs + record.journal_runs
+        owned = owned + record.directory_runs + record.journal_runs + record.granted_runs
     chunks = sorted([*chunks_of(owned), *data])
     expect(chunks == volume.chunks(), "chunks with no owner or with two")
     keys = [(record.name, record.version) for record in records]

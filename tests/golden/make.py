@@ -72,6 +72,8 @@ STEPS = 4
 """Versions of the dataset ``grown``, each appended to the one before; version 2 is removed."""
 UNFINISHED = 2
 """Steps of an unfinished import of the dataset ``grown``."""
+GRANTED = 2
+"""Chunks that workers of this import may write."""
 BAD = {
     1: BadReport(2, {"malformed": 2}, (BadRecord("a\udcff", "record 1", "ä"),)),
     3: BadReport(1, {"cut short": 1}, (BadRecord("b", "record 2", "ended"),)),
@@ -262,7 +264,7 @@ def same_every_time(kind: str) -> Iterator[None]:
     ]
     replaced += [
         (f"dlfs.{module}.now_ns", lambda: next(times))
-        for module in ("store.formatting", "dataset.writer", "dataset.sealing")
+        for module in ("store.formatting", "dataset.step_content", "dataset.sealing")
     ]
     # Versions of zlib compress differently, but store alike.
     replaced.append(("dlfs.format.bad_records.zlib.compress", partial(zlib.compress, level=0)))
@@ -332,7 +334,7 @@ def fill(members: Sequence[str], kind: str) -> None:
                 add_all(writer, b"grown", step(number, CHUNK_BYTES[kind]))
                 writer.bad += BAD.get(number, BadReport())
         volume.remove("grown", 2)
-        commit_unfinished(volume, "grown", UNFINISHED)
+        commit_unfinished(volume, "grown", UNFINISHED, granted=GRANTED)
 
 
 def add_all(writer: dlfs.DatasetWriter, name: bytes, samples: Samples) -> None:

@@ -33,11 +33,13 @@ from dlfs.errors import (
 )
 from dlfs.format.catalog import Catalog, DatasetRecord, decode_catalog
 from dlfs.format.geometry import ChunkRun, DataSpace, superblock_offsets
+from dlfs.format.journal import find_term
 from dlfs.format.location import LOCATION
 from dlfs.format.run_arrays import to_runs
 from dlfs.format.superblock import Superblock, decode_superblock
+from dlfs.store.space import count_chunks
 from tests.golden import c_reader, decoder, lookup, make
-from tests.support.unfinished import LATER_TAG, steps_of
+from tests.support.unfinished import LATER_TAG, TERM, steps_of
 
 HERE = Path(__file__).parent
 PIECE_BYTES = 64 * KIB
@@ -292,6 +294,10 @@ def test_the_unfinished_import_is_read_by_its_record(kind: str, image: Image) ->
     with dlfs.open(image.members) as volume:
         (info,) = volume.unfinished()
         assert (info.name, info.origin["source"]) == ("grown", "a test")
+        (record,) = volume.session.catalog.unfinished
+        is_grown = kind == "groups"  # afterwards, which ends an import by workers
+        assert count_chunks(record.granted_runs) == (0 if is_grown else make.GRANTED)
+        assert find_term(record.tags) == (None if is_grown else TERM)
 
 
 def test_bad_records_are_reported_with_the_version_that_left_them_out(

@@ -10,8 +10,10 @@ import numpy as np
 
 import dlfs
 from dlfs.format.catalog import DatasetRecord
+from dlfs.format.journal import Term
 
 LATER_TAG = 9, b"of a later version"
+TERM = Term(bytes(range(16)), 42_000)
 
 STEP_BYTES = 24_000
 
@@ -33,7 +35,12 @@ def step_cursor(step: int) -> dict[str, object] | None:
 
 
 def commit_unfinished(
-    volume: dlfs.Volume, name: str, steps: int = 2, uuid: UUID | None = None
+    volume: dlfs.Volume,
+    name: str,
+    steps: int = 2,
+    uuid: UUID | None = None,
+    *,
+    granted: int = 0,
 ) -> DatasetRecord:
     """Commit the first steps of an import that is not finished; return its record.
 
@@ -42,6 +49,7 @@ def commit_unfinished(
         name: name of the dataset that is imported.
         steps: number of its steps.
         uuid: UUID of the dataset; by default always the same one.
+        granted: number of chunks that workers of it may write.
     """
     origin = {"source": "a test", "fingerprint": "1"}
     uuid = uuid or UUID(int=77)
@@ -58,7 +66,9 @@ def commit_unfinished(
     with volume._transaction("a test") as transaction:
         record = transaction.base.catalog.find_unfinished(name.encode())
         assert record is not None
-        tagged = replace(record, tags=(*record.tags, LATER_TAG))
+        runs = tuple(transaction.space.take_all(granted))
+        tags = (*record.tags, *((TERM.tag,) if granted else ()), LATER_TAG)
+        tagged = replace(record, tags=tags, granted_runs=runs)
         transaction.commit(removed=[record], added=[tagged])
     volume.refresh()
     return tagged

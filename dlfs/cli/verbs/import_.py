@@ -235,7 +235,7 @@ def _run(command: dict[str, Any], *, json: bool) -> None:
         _note_how_to_skip(needed=append and not skip_existing),
         progress_bar(f"import {name}") as bar,
     ):
-        from dlfs.dataset.step_writer import STEP_BYTES
+        from dlfs.dataset.step_cutter import STEP_BYTES
         from dlfs.ingest.importer import import_dataset as run
 
         attributed = with_attributes(

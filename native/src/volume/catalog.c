@@ -165,12 +165,13 @@ static bool check_attributes(const struct volume_row *row, uint64_t data_bytes,
     return address + (bytes + chunk_bytes - 1) / chunk_bytes * chunk_bytes == data_bytes;
 }
 
-/* Checks what only a sealed record has; its version is at least 1, and it has no journal. */
+/* Checks what only a sealed record has; its version is at least 1, and it has no journal and no
+ * granted runs. */
 static bool check_sealed(const struct volume_record *record, uint32_t chunk_bytes)
 {
     const struct volume_row *row = record->row;
     return row->version >= 1 && row->journal_run_count == 0 && row->journal_bytes == 0 &&
-           check_directory(record, chunk_bytes) &&
+           row->granted_run_count == 0 && check_directory(record, chunk_bytes) &&
            check_attributes(row, row->data_bytes, chunk_bytes);
 }
 
@@ -241,7 +242,8 @@ static bool parse_record(struct parser *parser, struct volume_record *record)
     }
     record->directory_runs = take_runs(parser, row->directory_run_count, false);
     const dlfs_extent *journal_runs = take_runs(parser, row->journal_run_count, false);
-    if (record->directory_runs == NULL || journal_runs == NULL) {
+    if (record->directory_runs == NULL || journal_runs == NULL ||
+        take_runs(parser, row->granted_run_count, false) == NULL) {
         return false;
     }
     uint64_t journal_chunks = chunks_of(journal_runs, row->journal_run_count);

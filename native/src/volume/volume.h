@@ -18,7 +18,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is read in place");
 _Static_assert(sizeof(dlfs_extent) == 16, "a run, as in FORMAT.md");
 
-#define VOLUME_DRAFT 7u /* state of development of the format, until the first release */
+#define VOLUME_DRAFT 8u /* state of development of the format, until the first release */
 #define VOLUME_SUPERBLOCK_BYTES 4096u
 #define VOLUME_SUPERBLOCK_B_OFFSET_BYTES 65536u
 #define VOLUME_LOCATIONS_OFFSET_BYTES 262144u
@@ -35,7 +35,7 @@ _Static_assert(sizeof(dlfs_extent) == 16, "a run, as in FORMAT.md");
 #define VOLUME_CATALOG_BYTES_MAX (UINT64_C(16) << 20)
 #define VOLUME_DATASETS_MAX 65536u
 #define VOLUME_RUNS_MAX 262144u
-#define VOLUME_RECORD_BYTES 160u /* without runs, name and tagged values */
+#define VOLUME_RECORD_BYTES 168u /* without runs, name and tagged values */
 #define VOLUME_NAME_BYTES 320u   /* longest name of a member in messages, NUL included */
 #define VOLUME_UUID_BYTES 16u
 #define VOLUME_NUMBER_MAX ((UINT64_C(1) << 63) - 1) /* largest generation or time */
@@ -115,6 +115,8 @@ struct volume_row {
     uint64_t journal_bytes;
     uint8_t content_digest[16];
     uint8_t packing_digest[16];
+    uint32_t granted_run_count;
+    uint32_t reserved;
 };
 
 _Static_assert(sizeof(struct volume_row) == VOLUME_RECORD_BYTES, "as in FORMAT.md");

@@ -12,7 +12,7 @@ import pytest
 import dlfs
 from dlfs.attributes import builder
 from dlfs.base.units import KIB, MIB
-from dlfs.dataset import committed_steps, sealing, step_writer
+from dlfs.dataset import committed_steps, sealing, step_cutter
 from dlfs.dataset.step_writer import StepWriter
 from dlfs.errors import ExistsError, StaleError
 from dlfs.store import excerpts
@@ -155,7 +155,7 @@ def test_the_journal_is_moved_while_the_seal_merges(
     tmp_path: Path, volume: dlfs.Volume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 300
-    monkeypatch.setattr(step_writer, "STEP_SAMPLES", count)
+    monkeypatch.setattr(step_cutter, "STEP_SAMPLES", count)
     members = [volume.uri, str(tmp_path / "w.img")]
     volume.grow([members[1]], size_bytes=32 * MIB)
     merged: list[int] = []

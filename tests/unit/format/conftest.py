@@ -32,7 +32,7 @@ def catalog() -> Catalog:
         directory_runs=(ChunkRun(5, 2),),
         entries_bytes=20480,
         names_bytes=4096,
-        tags=((4, b"hello"), (65535, b"")),
+        tags=((40, b"hello"), (65535, b"")),
     )
     empty = replace(
         first, version=2, uuid=UUID(int=101), sample_count=0, sample_bytes=0, layout="path",

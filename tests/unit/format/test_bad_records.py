@@ -75,3 +75,18 @@ def test_a_catalog_without_room_has_the_counts() -> None:
 def test_malformed_reports_are_refused(raw: bytes) -> None:
     with pytest.raises(FormatError, match="read the report of bad records: "):
         decode_bad_records(raw)
+
+
+def test_reports_of_steps_add_up_in_any_order() -> None:
+    records = [BadRecord(source, f"record {n}", "cut short") for source in "ba" for n in range(3)]
+    reports = [BadReport(1, {"cut short": 1}, (record,)) for record in records]
+    merged = [BadReport(), BadReport()]
+    for number in range(len(records)):
+        merged[0] = merged[0].merged(reports[number])
+        merged[1] = merged[1].merged(reports[-1 - number])
+    assert merged[0] == merged[1]
+    assert (merged[0].count, merged[0].reasons) == (6, {"cut short": 6})
+    assert merged[0].records == tuple(sorted(records, key=lambda one: (one.source, one.record)))
+    later = reports[0] + reports[1]
+    assert later.without_first(reports[0]) == reports[1]
+    assert later.without_first(later) == BadReport()

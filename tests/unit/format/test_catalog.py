@@ -18,15 +18,15 @@ from dlfs.format.catalog import (
     decode_catalog,
     encode_catalog,
 )
-from dlfs.format.constants import TAG_SOURCE
+from dlfs.format.constants import TAG_SOURCE, TAG_TERM
 from dlfs.format.geometry import ChunkRun
 from dlfs.format.run_arrays import to_array, to_runs
 from dlfs.format.superblock import Superblock
 from tests.unit.format.conftest import with_records
 
 WHERE = "disk0 at byte 1048576"
-FIRST, SECOND = 64, 64 + 160  # offsets of the rows
-RUNS = SECOND + 160
+FIRST, SECOND = 64, 64 + 168  # offsets of the rows
+RUNS = SECOND + 168
 TEXT = RUNS + 16 * (3 + 1 + 3)
 
 
@@ -67,7 +67,7 @@ def test_fields_lie_where_the_specification_says(catalog: Catalog) -> None:
     )  # fmt: skip
     assert struct.unpack_from("<8Q", raw, RUNS) == (1, 2, 9, 1, 5, 2, 3, 1)
     assert struct.unpack_from("<6Q", raw, RUNS + 64) == (4, 1, 7, 2, 10, 116)
-    tags = struct.pack("<HHI8sHHI", 4, 0, 5, b"hello", 65535, 0, 0)
+    tags = struct.pack("<HHI8sHHI", 40, 0, 5, b"hello", 65535, 0, 0)
     assert raw[TEXT:] == b"digits" + tags + b"digits"
 
 
@@ -409,6 +409,13 @@ def test_an_unfinished_record_is_no_dataset(catalog: Catalog, superblock: Superb
     assert (len(got.records), unfinished.key) == (3, (b"digits", 0))
     assert got.has_uuid(UUID(int=102))
     assert got.find_uuid(UUID(int=102)) is None
+    granted = with_unfinished(
+        catalog, journal_runs=(), journal_bytes=0, granted_runs=(ChunkRun(4, 1),)
+    )
+    check_catalog(granted, superblock)
+    raw = encode_catalog(granted)
+    (got_granted,) = decode_catalog(raw, signed(superblock, raw), WHERE).unfinished
+    assert got_granted.granted_runs == (ChunkRun(4, 1),)
     alone = with_unfinished(catalog, name=b"other")
     assert b"other" not in alone
     assert alone.dataset_names() == [b"digits"]
@@ -426,6 +433,8 @@ def test_an_unfinished_record_is_no_dataset(catalog: Catalog, superblock: Superb
         ({"tags": ((TAG_SOURCE, bytes(16 << 10) + b"x"),)}, "description of its source"),
         ({"tags": ((TAG_SOURCE, b"a"), (TAG_SOURCE, b"b"))}, "description of its source"),
         ({"journal_runs": (ChunkRun(4, 1), ChunkRun(10, 1))}, "two owners at chunk 1[01]"),
+        ({"granted_runs": (ChunkRun(10, 1),)}, "two owners at chunk 1[01]"),
+        ({"tags": ((TAG_TERM, bytes(16)),)}, "term of a coordinator of 24 to 24 bytes"),
     ],
 )
 def test_a_malformed_unfinished_record(

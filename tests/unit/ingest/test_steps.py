@@ -13,7 +13,7 @@ import pytest
 
 import dlfs
 from dlfs.base.units import KIB, MIB
-from dlfs.dataset import committed_steps, step_writer
+from dlfs.dataset import committed_steps, step_cutter
 from dlfs.errors import (
     ChecksumError,
     ExistsError,
@@ -467,7 +467,7 @@ def test_a_damaged_journal_can_be_abandoned(tmp_path: Path, position: int) -> No
 def test_a_step_ends_after_many_small_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_writer, "STEP_SAMPLES", 100)
+    monkeypatch.setattr(step_cutter, "STEP_SAMPLES", 100)
     volume = fresh(tmp_path / "v.img")
     with dlfs.open(volume) as target:
         writer = target.step_writer("x", {}, step_bytes=STEP_BYTES, layout="path")
