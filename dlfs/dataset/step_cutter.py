@@ -203,7 +203,8 @@ class StepCutter(abc.ABC):
             self.end_part()
 
     def end_step(self) -> None:
-        """End the present step, if it has any samples."""
+        """End the present step, if it has any samples, or ends a part."""
+        self._begin_samples()
         present = self._present
         if present is not None and present.new_count:
             self._end_step(ends_part=False)

@@ -47,16 +47,13 @@ class BlockAdder:
             DlfsError: as ``DatasetWriter.add_batch``.
         """
         if not block.paths and not block.attributes:
-            if isinstance(self._writer, StepWriter):
-                if self._bad.are_allowed:
-                    self._writer.end_block(0, block.cursor, self._bad.report_since_opening())
-                else:
-                    self._writer.note_cursor(block.cursor)
-                if block.ends_step:
-                    self._writer.end_step()
+            self._end(block)
             return (0, 0) if block.ends_step else None
         if not self._bad.are_allowed:
-            return self._add(block)
+            counts = self._add(block)
+            if block.ends_step:
+                self._end_step()
+            return counts
         new = choose_samples(block, self._find_new(block.paths))
 
         def add(first: int, count: int) -> tuple[int, int]:
@@ -68,10 +65,33 @@ class BlockAdder:
         added = list(self._bad.each_part(len(new.paths), add, name, (UsageError, LimitError)))
         samples = sum(count for count, _ in added)
         self._bad.count_good(samples)
-        if isinstance(self._writer, StepWriter):
-            so_far = self._bad.report_since_opening()
-            self._writer.end_block(len(block.paths), block.cursor, so_far)
+        self._end(block)
         return samples, sum(size_bytes for _, size_bytes in added)
+
+    def _end(self, block: SampleBlock) -> None:
+        """Note the cursor of a block whose samples were added, and what ends behind it."""
+        if not isinstance(self._writer, StepWriter):
+            return
+        ends_part = self._ends_part(block)
+        if self._bad.are_allowed:
+            so_far = self._bad.report_since_opening()
+            count = len(block.paths)
+            self._writer.end_block(count, block.cursor, so_far, ends_part=ends_part)
+        else:
+            self._writer.note_cursor(block.cursor)
+            if ends_part:
+                self._writer.end_part()
+        if block.ends_step:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        if isinstance(self._writer, StepWriter):
+            self._writer.end_step()
+
+    def _ends_part(self, block: SampleBlock) -> bool:
+        """Return True if a part of the source ends behind a block, and no step has this end yet."""
+        is_present = isinstance(self._writer, StepWriter) and self._writer.part == block.ends_part
+        return is_present and block.ends_part is not None
 
     def finish(self) -> BadReport:
         """Give the writer the bad records when all blocks were added; return them.
@@ -94,6 +114,7 @@ class BlockAdder:
                 attributes=block.attributes,
                 begins_chunk=block.begins_chunk,
                 cursor=block.cursor,
+                ends_part=self._ends_part(block),
             )
         else:
             self._writer.add_batch(

@@ -17,10 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from dlfs.base.arguments import Layout
@@ -28,9 +30,12 @@ from dlfs.errors import FormatError, UsageError
 from dlfs.fields.arrays import ArrayForm
 from dlfs.format.journal import Cursor
 from dlfs.ingest.bad_records import Name
+from dlfs.ingest.descriptions import AttributedPart, malformed
+from dlfs.ingest.isolation.messages import to_bytes, to_text
 from dlfs.ingest.source import (
     PATH_COLUMNS,
     Array,
+    Division,
     SampleBlock,
     Source,
     WrappedSource,
@@ -98,6 +103,8 @@ class Rule(Protocol):
     fingerprint: str | None = None
     """Differs for a rule that gives other attributes. None: no import goes on with the rule."""
 
+    description: Sequence[str] = ()
+    """Kind and parameters of a rule that another process can make; empty if it cannot."""
     needs_all: bool = False
     """True for a rule that compares samples: it sees those that an earlier import has, too."""
 
@@ -127,6 +134,8 @@ class AttributedSource(WrappedSource):
         self._rules = rules
         self._is_known: Callable[[bytes], bool] | None = None
         super().__init__(source)
+        if any(not rule.description for rule in rules):
+            self.undivided = "some of its attributes come from a table"
         parts = [source.fingerprint, *(rule.fingerprint for rule in rules)]
         self.fingerprint = None if None in parts else fingerprint_of(*parts)
 
@@ -134,6 +143,17 @@ class AttributedSource(WrappedSource):
         super()._take_facts()
         for rule in self._rules:
             self.skipped.update(rule.skipped)
+
+    def divide(self, *, layout: Layout, seed: int, part_bytes: int) -> Division | None:
+        """Divide the wrapped source, if the rules can be described; see ``Source.divide``."""
+        if any(not rule.description for rule in self._rules):
+            return None
+        found = super().divide(layout=layout, seed=seed, part_bytes=part_bytes)
+        return found and Division(found.part_bytes, partial(self._describe, found))
+
+    def _describe(self, division: Division, part: int) -> bytes:
+        rules = [[to_bytes(text) for text in rule.description] for rule in self._rules]
+        return msgspec.msgpack.encode(AttributedPart(division.describe(part), rules))
 
     def leave_out(self, is_known: Callable[[bytes], bool]) -> int:
         """Leave out samples of the wrapped source; the rules see none of them.
@@ -154,7 +174,7 @@ class AttributedSource(WrappedSource):
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Yield the source's blocks with the attributes of all rules; see ``Source.blocks``."""
-        with closing(self._source.blocks(layout=layout, seed=seed)) as blocks:
+        with closing(self.blocks_of_source(layout=layout, seed=seed)) as blocks:
             for read in blocks:
                 if not read.paths and not read.attributes:
                     yield read
@@ -180,6 +200,24 @@ class AttributedSource(WrappedSource):
         return self.bad.each_part(len(block.paths), make, name, (UsageError,))
 
 
+def read_rules(descriptions: Sequence[Sequence[bytes]]) -> list[Rule]:
+    """Return the rules whose descriptions another process has sent.
+
+    Raises:
+        FormatError: one is no description of a rule.
+        UsageError: as the rules.
+    """
+    return [_read_rule(*map(to_text, texts)) for texts in descriptions]
+
+
+def _read_rule(kind: str = "", *texts: str) -> Rule:
+    if kind == PathRule.__name__ and len(texts) == 3:
+        return PathRule(*texts)
+    if kind == ArrayRule.__name__ and len(texts) == 2:
+        return ArrayRule(*texts)
+    raise malformed(f"expected a rule, got {kind!r} of {len(texts)} texts")
+
+
 # ---- from paths ----------------------------------------------------------------------------------
 
 
@@ -202,6 +240,7 @@ class PathRule(Rule):
             raise UsageError(f"take {name!r} from paths: expected {', '.join(_TYPES)}, got {kind}")
         check_attribute_names([name], f"take {name!r} from paths")
         self.fingerprint = fingerprint_of(name, pattern, kind)
+        self.description = PathRule.__name__, name, pattern, kind
         self._name = name
         self._pattern = pattern
         self._convert = _TYPES[kind]
@@ -408,6 +447,7 @@ class ArrayRule(Rule):
     def __init__(self, dtype: str, shape: str) -> None:
         self._form = ArrayForm.parse(dtype, shape)
         self.fingerprint = fingerprint_of(self._form.texts)
+        self.description = ArrayRule.__name__, dtype, shape
 
     def columns(self, block: SampleBlock) -> Columns:
         """Return the reserved columns of arrays; see ``Rule``."""

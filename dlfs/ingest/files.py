@@ -8,6 +8,8 @@ relative to the folder's descriptor, so a path may have the full length of a sam
 ``FilesSource`` then reads a buffer of files at a time, by several threads in libdlfs. These compare
 each file before and after with the first stat, so that a file which changes is an error. Within a
 buffer they read in the table's order, because files made together lie together on the disk.
+
+``DescribedFiles`` reads one part of such a source, in a process that has not listed the folder.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -35,11 +39,30 @@ from dlfs.base.threads import ThreadPool
 from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.format.journal import Cursor
 from dlfs.ingest.bad_records import current
-from dlfs.ingest.order import indexed_blocks, packing_order, position_after
+from dlfs.ingest.descriptions import (
+    FilesPart,
+    decode_array,
+    decode_columns,
+    decode_sizes,
+    encode_columns,
+    join_paths,
+    malformed,
+    split_paths,
+)
+from dlfs.ingest.isolation.messages import Array as ArrayMessage
+from dlfs.ingest.isolation.messages import to_bytes, to_text
+from dlfs.ingest.order import (
+    PartSize,
+    indexed_blocks,
+    packing_order,
+    part_ends,
+    position_after,
+)
 from dlfs.ingest.source import (
     THREADS,
     Array,
     Bytes,
+    Division,
     Int64Array,
     SampleBlock,
     Source,
@@ -230,16 +253,18 @@ class FilesSource(Source):
         self._folder = folder
         self._follow_links = follow_links
         self._opened = Descriptor()
+        self._has_path = directory is None
         if directory is None:
             self._open_folder()
         else:
             self._opened.fill(os.dup, directory)
+            self.undivided = "its folder is known by an open file alone"
         self._table = self._make_table()
         with closed_on_error(self):
             self._attributes = self._find_files()
             self._stat()
         self._sizes = np.ascontiguousarray(self._table.files["length_bytes"])
-        self._first = 0
+        self._first = self._base = 0
         wanted = np.ones(len(self._sizes), np.bool_)
         wanted[list(self._left_out)] = False
         self._choose(np.flatnonzero(wanted).astype(np.uint64))
@@ -309,11 +334,66 @@ class FilesSource(Source):
             DeviceError: a file cannot be read, or has changed since the first stat.
         """
         order = packing_order(len(self._chosen), layout=layout, seed=seed)
-        return stream_ahead(self._in_order(order), bad=self.bad)
+        size = self.part_bytes
+        ends = [] if size is None else self._part_ends(order, layout, size)
+        return stream_ahead(self._in_order(order, ends), bad=self.bad)
 
-    def _in_order(self, order: Uint64Array) -> Generator[SampleBlock, None, None]:
-        sizes = self._sizes[self._chosen]
-        yield from indexed_blocks(order, sizes, self._read, self.buffer_bytes, first=self._first)
+    # ---- parts -----------------------------------------------------------------------------------
+
+    def divide(self, *, layout: Layout, seed: int, part_bytes: int) -> Division | None:
+        """Divide the files into ranges of the order of packing; see ``Source.divide``."""
+        if not self._has_path:
+            return None
+        order = packing_order(len(self._chosen), layout=layout, seed=seed)
+        bounds = [0, *self._part_ends(order, layout, part_bytes), len(order)]
+        totals = np.concatenate([[0], np.cumsum(self._sizes[self._chosen[order]], dtype=np.int64)])
+        sizes = np.diff(totals[bounds]).tolist()
+        return Division(sizes, partial(self._describe, order, bounds))
+
+    def _part_ends(self, order: Uint64Array, layout: Layout, part_bytes: int) -> list[int]:
+        """Return where the parts of an order of packing end; see ``part_ends``."""
+        files = self._chosen[order]
+        limits = PartSize(part_bytes, self.buffer_bytes, whole_blocks=layout != "path")
+        return part_ends(self._sizes[files], self._described_bytes()[files], limits)
+
+    def _described_bytes(self) -> Int64Array:
+        """Return the bytes of each file in a description."""
+        starts = self._table.files["position"].astype(np.int64)
+        found: Int64Array = 2 * (np.append(starts[1:], len(self._table.names)) - starts)
+        for values in self._attributes.values():
+            found += described_bytes(values)
+        return found
+
+    def _describe(self, order: Uint64Array, bounds: Sequence[int], part: int) -> bytes:
+        first, last = bounds[part], bounds[part + 1]
+        files = self._chosen[order[first:last]]
+        paths, sample_paths = self._table.paths(files), self._sample_paths(files)
+        columns = {name: values[files] for name, values in self._attributes.items()}
+        return msgspec.msgpack.encode(
+            FilesPart(
+                name=to_bytes(self.name),
+                folder=os.fsencode(os.path.abspath(self._folder)),
+                follows_links=self._follow_links,
+                buffer_bytes=self.buffer_bytes,
+                first=first,
+                paths=join_paths(paths),
+                sample_paths=b"" if paths == sample_paths else join_paths(sample_paths),
+                sizes=ArrayMessage.of(self._sizes[files]),
+                modified_ns=ArrayMessage.of(self._table.files["modified_ns"][files]),
+                attributes=encode_columns(columns),
+            )
+        )
+
+    def _in_order(
+        self, order: Uint64Array, ends: Sequence[int]
+    ) -> Generator[SampleBlock, None, None]:
+        sizes, first = self._sizes[self._chosen], self._first
+        for block in indexed_blocks(
+            order, sizes, self._read, self.buffer_bytes, first=first, ends=ends
+        ):
+            assert block.cursor is not None
+            position = self._base + block.cursor["position"]
+            yield replace(block, cursor={"position": position})
         self._check_unchanged()
 
     def _check_unchanged(self) -> None:
@@ -377,6 +457,75 @@ class FilesSource(Source):
                 errno.ESTALE,
             )
         return DeviceError(f"import {path}: read {size} bytes: {describe(code)}", -code)
+
+
+class DescribedFiles(FilesSource):
+    """A part of the files of another source, in the order in which they are packed.
+
+    Args:
+        part: the description of the part.
+
+    Raises:
+        FormatError: the description is none.
+        DlfsError: as for ``FilesSource``, but the files are first looked at when they are read.
+    """
+
+    def __init__(self, part: FilesPart) -> None:
+        self._paths = split_paths(part.paths)
+        self._samples = split_paths(part.sample_paths)
+        self._sizes_given = decode_sizes(part.sizes)
+        self._modified_ns = decode_array(part.modified_ns, "times", np.int64)
+        counts = {len(self._paths), len(self._sizes_given), len(self._modified_ns)}
+        if len(counts) > 1 or (part.sample_paths and len(self._samples) != len(self._paths)):
+            raise malformed("expected as many paths as sizes and times")
+        if b"\0" in part.folder or not part.folder.startswith(b"/"):
+            raise malformed("expected the absolute path of a folder")
+        self._columns = decode_columns(part.attributes, len(self._paths))
+        super().__init__(
+            to_text(part.name), os.fsdecode(part.folder), follow_links=part.follows_links
+        )
+        self._base = part.first
+        self.buffer_bytes = part.buffer_bytes
+
+    def _make_table(self) -> FileTable:
+        return FileTable()
+
+    def _find_files(self) -> Mapping[str, Array]:
+        self._table.add_all(self._paths)
+        return self._columns
+
+    def _stat(self) -> None:
+        self._table.prepare()
+        self._table.files["length_bytes"] = self._sizes_given
+        self._table.files["modified_ns"] = self._modified_ns
+
+    def seek(self, count: int, cursor: Cursor | None = None) -> int:
+        """Do not read the first files of the part; see ``Source.seek``."""
+        self._first = count if cursor is None else position_after(count, cursor) - self._base
+        return count
+
+    def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
+        """Read every file of the part once; layout and seed have given the part its order."""
+        del layout, seed
+        order = np.arange(len(self._chosen), dtype=np.uint64)
+        return stream_ahead(self._in_order(order, []), bad=self.bad)
+
+    def divide(self, *, layout: Layout, seed: int, part_bytes: int) -> Division | None:
+        """Return None: a part has no parts."""
+        return Source.divide(self, layout=layout, seed=seed, part_bytes=part_bytes)
+
+    def _sample_paths(self, indices: Array) -> list[bytes]:
+        if not self._samples:
+            return super()._sample_paths(indices)
+        return [self._samples[index] for index in indices.tolist()]
+
+
+def described_bytes(values: Array) -> Int64Array:
+    """Return the bytes that the values of an attribute take in the description of a part."""
+    if not values.dtype.hasobject:
+        each = values.nbytes // max(1, len(values))
+        return np.full(len(values), each, np.int64)
+    return np.array([len(to_bytes(text)) for text in values.tolist()], np.int64)
 
 
 def join_shown(folder: str, path: bytes) -> str:

@@ -32,8 +32,8 @@ from dlfs.format.constants import ADDRESS_MAX
 from dlfs.ingest.adding import BlockAdder
 from dlfs.ingest.bad_records import BadRecords, SkipBad, opening
 from dlfs.ingest.containers import warn_of_containers
+from dlfs.ingest.file_parts import FileOpener, open_files
 from dlfs.ingest.files import FilesSource
-from dlfs.ingest.isolation.source import IsolatedSource
 from dlfs.ingest.patterns import expand
 from dlfs.ingest.progress import Meter, ProgressCallback, second_pass_meter
 from dlfs.ingest.records import find_shards
@@ -182,9 +182,9 @@ def _open_arriving(
         if shards is None or len(shards) == 1:
             return None
         make_options(row, options)
-        open_shard = partial(_open_shard, row.name, options)
+        opener = FileOpener(row.name, options)
         fingerprint = fingerprint_of(format_name, dict(options), copies.fingerprint)
-        source = ArrivingShards(copies, limit_bytes, shards, open_shard, fingerprint)
+        source = ArrivingShards(copies, limit_bytes, shards, opener, fingerprint)
     elif spool_bytes is not None:
         what = "these objects" if row is None else f"objects of format {row.name}"
         raise UsageError(
@@ -204,10 +204,6 @@ def _spooled(
     return spooled
 
 
-def _open_shard(format_name: str, options: Mapping[str, object], path: str) -> Source:
-    return _open_local([path], format_name, options, are_copies=True)
-
-
 def _open_copied(
     copies: Spool,
     texts: Sequence[str],
@@ -221,7 +217,7 @@ def _open_copied(
     with copies.named():
         local = [copies.copies[text] if is_url(text) else [text] for text in texts]
         source = _open_local([*chain.from_iterable(local)], format_name, options, are_copies=True)
-    spooled = SpooledSource(source, copies)
+    spooled = SpooledSource(source, copies, is_copied=True)
     if source.fingerprint is not None:  # that of copies changes when they are fetched again
         beside = [path for text in texts if not is_url(text) for path in expand(text)]
         spooled.fingerprint = fingerprint_of(
@@ -263,8 +259,7 @@ def _open_local(
             f"import {found[0]}: expected a local list of local files; a folder of objects may "
             "take attributes from a table"
         )
-    made = make_options(row, options)
-    source = IsolatedSource(made, found) if row.isolated else made.open(found)
+    source = open_files(FileOpener(row.name, options), found)
     if STDIN not in found and not isinstance(source, FilesSource):
         source.fingerprint = fingerprint_of(row.name, dict(options), paths=found)
     if format_name == AUTO and isinstance(source, FilesSource):
@@ -458,12 +453,15 @@ def _open_writer(
 def _go_on(source: Source, writer: StepWriter) -> int:
     """Have a source go on where the last step ended; return the samples that it will not yield.
 
+    The parts of the source are steps of the import.
+
     If bad records are allowed, samples cannot be counted without reading them: so a source goes on
     at its last cursor, or reads all again and finds the same bad records again.
 
     Raises:
         TooManyBadError: the unfinished import has left out more than is allowed now.
     """
+    source.part_bytes = writer.origin["step_bytes"]
     if not source.bad.are_allowed:
         source.bad.check_none(writer.bad_so_far)
         return source.seek(writer.source_count, writer.cursor)

@@ -41,7 +41,14 @@ from dlfs.errors import DeviceError, DlfsError, FormatError, UsageError
 from dlfs.format.journal import Cursor
 from dlfs.ingest.archives.ranges import RangeReader
 from dlfs.ingest.bad_records import BadRecords, RecordError, current
-from dlfs.ingest.order import indexed_blocks, packing_order, position_after, take_block
+from dlfs.ingest.order import (
+    PartSize,
+    indexed_blocks,
+    packing_order,
+    part_ends,
+    position_after,
+    take_block,
+)
 from dlfs.ingest.registry import Format, find_format
 from dlfs.ingest.source import (
     BLOCK_SAMPLES_MAX,
@@ -85,6 +92,30 @@ Records = Generator[Record, None, None]
 """The samples of a stream, which has its file open until it ends or is closed."""
 
 
+@dataclass(frozen=True, slots=True)
+class IndexedSamples:
+    """Samples of an index, which another source of the same files can read.
+
+    Attributes:
+        places: ``int64[n, 3]``: number of the file of each sample, and two numbers of its place in
+            it, by the format.
+        sizes: ``uint64[n]``, bytes that each sample takes in a buffer.
+        segments: ``int64[m, 5]``: segments of samples that are not stored in one: number of the
+            file, position of the sample in it, and offset in the sample, position and length of the
+            segment, in bytes.
+        paths: paths of the samples; empty if the places tell them.
+        states: state of each file, from ``file_state``.
+        first: position of the first sample in the order of the source of all.
+    """
+
+    places: Int64Array
+    sizes: Uint64Array
+    segments: Int64Array = field(default_factory=lambda: np.zeros((0, 5), np.int64))
+    paths: Sequence[bytes] = ()
+    states: Sequence[tuple[int, int]] = ()
+    first: int = 0
+
+
 class ShardSource(PassingSource):
     """A source of shards that are read one after the other, or by an index of all samples.
 
@@ -98,6 +129,9 @@ class ShardSource(PassingSource):
             first sample. Then an import with an index goes on at a cursor only.
         shards_are_independent: True if the samples of a shard depend on that shard alone, and on
             the first sample of all, so that an import can go on behind any shard.
+        learns_from_first_shard: True if the first shard is read for the first sample alone, which
+            those of the other shards are compared with; for sources without an index.
+        described: the samples of the index, if another source has found and ordered them.
         first_record: the first record of the first shard that ``read_shard`` has to read, from the
             cursor at which an import goes on; it sets this to 0.
 
@@ -108,7 +142,10 @@ class ShardSource(PassingSource):
     index: RangeReader | None = None
     is_exact = True
     shards_are_independent = False
+    learns_from_first_shard = False
     first_record = 0
+    undivided = "its samples depend on those before, or are read from all of its files at once"
+    described: IndexedSamples | None = None
     _first = 0  # position in the order of samples, or of shards without an index
 
     def __init__(self, shards: Sequence[str], *, noun: str) -> None:
@@ -120,12 +157,13 @@ class ShardSource(PassingSource):
 
     def seek(self, count: int, cursor: Cursor | None = None) -> int:
         """Pass over the first samples; with an index, begin at the cursor; see ``Source.seek``."""
+        base = 0 if self.described is None else self.described.first
         if self.index is not None and self.is_exact:
-            self._first = count if cursor is None else position_after(count, cursor)
+            self._first = count if cursor is None else position_after(count, cursor) - base
         elif cursor is None:
             self.to_pass = count
         else:
-            self._first = int(cursor.value["position"])
+            self._first = int(cursor.value["position"]) - base
             self.first_record = int(cursor.value.get("record", 0))
             self.to_pass = count - cursor.count
             self.restore_skipped(cursor.value["skipped"])
@@ -152,22 +190,65 @@ class ShardSource(PassingSource):
         """Read samples of the index into a buffer, each at its offset; leave some out."""
         raise NotImplementedError
 
+    def describe_samples(self, indices: Uint64Array) -> IndexedSamples | None:
+        """Return samples of the index for another source; None if it cannot read them alone."""
+        del indices
+        return None
+
+    def state_of(self, number: int) -> tuple[int, int]:
+        """Return the state of a file of the index, from ``file_state``."""
+        assert self.index is not None
+        return self.index.states[number]
+
+    def described_bytes(self) -> Int64Array:
+        """Return the bytes that each sample of the index takes in the description of a part."""
+        raise NotImplementedError
+
+    def part_bounds(self, order: Uint64Array, layout: Layout, part_bytes: int) -> list[int] | None:
+        """Return where the parts of an order of the index begin, and the end of the last one.
+
+        Returns:
+            Rising positions; None if there is no index, or it cannot be divided.
+        """
+        if self.index is None or self.describe_samples(order[:0]) is None:
+            return None
+        limits = PartSize(part_bytes, self.buffer_bytes, whole_blocks=layout != "path")
+        ends = part_ends(self.index.sizes[order], self.described_bytes()[order], limits)
+        return [0, *ends, len(order)]
+
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Read every shard once; see ``Source.blocks``.
 
         Raises:
             DlfsError: a shard is damaged, ends early, cannot be read, or changed meanwhile.
         """
-        order = self.order(layout, seed)
-        return stream_ahead(self._in_order(order), bad=self.bad, cancel=self.cancel)
+        order, bounds = self.order(layout, seed), None
+        if self.part_bytes is not None:
+            bounds = self.part_bounds(order, layout, self.part_bytes)
+        ends = [] if bounds is None else bounds[1:-1]
+        return stream_ahead(self._in_order(order, ends), bad=self.bad, cancel=self.cancel)
 
     def order(self, layout: Layout, seed: int) -> Uint64Array:
         """Return the order of the samples of the index, or of the shards."""
         count = len(self.shards if self.index is None else self.index.sizes)
-        return packing_order(count, layout=layout, seed=seed)
+        if self.described is not None:
+            return np.arange(count, dtype=np.uint64)
+        if not self.learns_from_first_shard:
+            return packing_order(count, layout=layout, seed=seed)
+        others = packing_order(count - 1, layout=layout, seed=seed)
+        return np.concatenate([np.zeros(1, np.uint64), others + np.uint64(1)])
 
-    def _in_order(self, order: Uint64Array) -> Generator[SampleBlock, None, None]:
-        """Yield the blocks of the samples of the index, or of the shards, in an order."""
+    def _in_order(
+        self, order: Uint64Array, ends: Sequence[int]
+    ) -> Generator[SampleBlock, None, None]:
+        """Yield the blocks of the samples of the index, or of the shards, in an order.
+
+        Args:
+            order: the order.
+            ends: positions of samples in it at which parts end, but the last one.
+        """
+        if self.learns_from_first_shard:
+            self._first = max(1, self._first)
         if self._first and not self.is_exact:
             self._learn(order)
         if self.index is None:
@@ -176,9 +257,9 @@ class ShardSource(PassingSource):
         else:
             sizes = self.index.sizes
             blocks = indexed_blocks(
-                order, sizes, self.read_indexed, self.buffer_bytes, first=self._first
+                order, sizes, self.read_indexed, self.buffer_bytes, first=self._first, ends=ends
             )
-            yield from self.passed(map(self._with_skipped, blocks))
+            yield from self.passed(map(self._with_skipped, map(self._moved, blocks)))
             self.index.check_unchanged()
 
     def streamed(self, order: Uint64Array) -> Iterator[SampleBlock]:
@@ -207,6 +288,13 @@ class ShardSource(PassingSource):
         for position in range(len(order)):
             buffer = np.empty(int(self.index.sizes[order[position]]), np.uint8)
             yield self.read_indexed(order[position : position + 1], np.zeros(1, np.int64), buffer)
+
+    def _moved(self, block: SampleBlock) -> SampleBlock:
+        """Return a block of a part whose cursor is a position in the order of the whole source."""
+        if self.described is None or block.cursor is None:
+            return block
+        position = self.described.first + block.cursor["position"]
+        return replace(block, cursor={**block.cursor, "position": position})
 
     def _with_skipped(self, block: SampleBlock, position: int | None = None) -> SampleBlock:
         """Return a block whose cursor has the counts of what was left out up to it.

@@ -46,6 +46,7 @@ from dlfs.errors import DeviceError, NotFoundError, UsageError
 from dlfs.ingest.foreign import say_what_to_do
 
 if TYPE_CHECKING:
+    from dlfs.ingest.records import IndexedSamples
     from dlfs.ingest.source import Source
 
 AUTO = "auto"
@@ -103,6 +104,59 @@ class Format:
     def suffixes(self) -> list[str]:
         """Endings of the names of files, in lower case."""
         return [pattern.removeprefix("*") for pattern in self.names]
+
+
+class SharedOptions(FormatOptions, Protocol):
+    """Options of a format whose files have to be opened with what is known of others."""
+
+    def open_known(self, paths: Sequence[str], shared: bytes, facts: Sequence[bytes]) -> Source:
+        """Open some files of a source.
+
+        Args:
+            paths: the files.
+            shared: ``Source.shared`` of the source of all files.
+            facts: its ``Source.file_facts`` of these.
+
+        Raises:
+            DlfsError: a file cannot be opened.
+        """
+        ...
+
+
+class IndexedOptions(FormatOptions, Protocol):
+    """Options of a format whose samples have an index, parts of which can be read."""
+
+    def open_described(self, paths: Sequence[str], samples: IndexedSamples) -> Source:
+        """Open files of which some samples are known.
+
+        Args:
+            paths: the files.
+            samples: the samples, in the order in which they are read.
+
+        Raises:
+            DlfsError: a file cannot be opened.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFiles:
+    """What the source of all files knows of some of them, for a source of these.
+
+    Attributes:
+        shared: its ``Source.shared``.
+        facts: its ``Source.file_facts`` of these.
+        options: options of the format.
+    """
+
+    shared: bytes = b""
+    facts: Sequence[bytes] = ()
+    options: Any = None
+
+    def open(self, paths: Sequence[str]) -> Source:
+        """Open the files."""
+        options: SharedOptions = self.options
+        return options.open_known(paths, self.shared, self.facts)
 
 
 FORMATS = (

@@ -76,8 +76,10 @@ class SampleBlock:
         begins_chunk: for samples that are packed as they come: True if they begin a chunk of the
             dataset, False if they follow the block before; see ``DatasetWriter.add_batch``. None:
             they are packed by the layout, as are parts of a block.
-        ends_step: True for a block without samples, behind which a step of the import ends, if it
-            has steps: when the source is asked for the next block, all before it are committed.
+        ends_step: True for a block behind which a step of the import ends, if it has steps: when
+            the source is asked for the next block, all before it are committed.
+        ends_part: number of the part of the source that ends behind the block, if another part
+            follows it; see ``Source.part_bytes``. None: no part ends there.
     """
 
     paths: list[bytes]
@@ -88,22 +90,42 @@ class SampleBlock:
     cursor: Mapping[str, Any] | None = None
     ends_step: bool = False
     begins_chunk: bool | None = None
+    ends_part: int | None = None
 
     @classmethod
     def empty(
-        cls, cursor: Mapping[str, Any] | None = None, *, ends_step: bool = False
+        cls,
+        cursor: Mapping[str, Any] | None = None,
+        *,
+        ends_step: bool = False,
+        ends_part: int | None = None,
     ) -> SampleBlock:
         """Return a block without samples."""
         nothing = np.zeros(0, np.int64)
-        return cls([], nothing.view(np.uint8), nothing, nothing, {}, cursor, ends_step)
+        return cls(
+            [],
+            nothing.view(np.uint8),
+            nothing,
+            nothing,
+            cursor=cursor,
+            ends_step=ends_step,
+            ends_part=ends_part,
+        )
 
     def behind(self, count: int) -> SampleBlock:
         """Return the samples behind the first ``count``, and of the data what they need."""
         columns = {name: values[count:] for name, values in self.attributes.items()}
         offsets, lengths = self.offsets[count:], self.lengths[count:]
         start = int(offsets.min(initial=len(self.data)))
-        paths, data = self.paths[count:], self.data[start:]
-        return SampleBlock(paths, data, offsets - start, lengths, columns, self.cursor)
+        return replace(
+            self,
+            paths=self.paths[count:],
+            data=self.data[start:],
+            offsets=offsets - start,
+            lengths=lengths,
+            attributes=columns,
+            begins_chunk=None,
+        )
 
 
 def without_first(
@@ -140,13 +162,13 @@ def choose_samples(block: SampleBlock, wanted: Sequence[bool]) -> SampleBlock:
     if all(wanted):
         return block
     chosen = np.array(wanted, np.bool_)
-    return SampleBlock(
-        [path for path, keeps in zip(block.paths, wanted, strict=True) if keeps],
-        block.data,
-        block.offsets[chosen],
-        block.lengths[chosen],
-        {name: values[chosen] for name, values in block.attributes.items()},
-        block.cursor,
+    return replace(
+        block,
+        paths=[path for path, keeps in zip(block.paths, wanted, strict=True) if keeps],
+        offsets=block.offsets[chosen],
+        lengths=block.lengths[chosen],
+        attributes={name: values[chosen] for name, values in block.attributes.items()},
+        begins_chunk=None,
     )
 
 
@@ -155,14 +177,16 @@ def slice_samples(block: SampleBlock, first: int, count: int) -> SampleBlock:
     if count == len(block.paths):
         return block
     part = slice(first, first + count)
-    return SampleBlock(
+    found = SampleBlock(
         block.paths[part],
         block.data,
         block.offsets[part],
         block.lengths[part],
         {name: values[part] for name, values in block.attributes.items()},
-        block.cursor if first + count == len(block.paths) else None,
     )
+    if first + count < len(block.paths):
+        return found
+    return replace(found, cursor=block.cursor, ends_step=block.ends_step, ends_part=block.ends_part)
 
 
 class Source(Protocol):
@@ -197,6 +221,20 @@ class Source(Protocol):
     """Paths of directories without a sample under them; complete once all blocks were taken."""
     buffer_bytes: int = BUFFER_BYTES
     """Most bytes of a block of more than one sample, as far as the source can divide them."""
+    part_bytes: int | None = None
+    """Bytes of a part, in a source that can be divided: its blocks then say where parts end, as
+    ``divide`` gives them. None: they do not."""
+    undivided: str = "its samples can only be read as a whole"
+    """Reason why ``divide`` returns None, for errors; a clause."""
+    separate_files: Sequence[str] = ()
+    """Paths of the files that can be read apart from each other, without those that cannot be read
+    at all; empty if ``undivided`` says why they are not."""
+    shared: bytes = b""
+    """What reading some of the files needs to know of all of them; empty if that is nothing."""
+    file_facts: Sequence[bytes] = ()
+    """What reading a file needs to know of it, for each of ``separate_files``; empty if nothing."""
+    learns: bool = False
+    """True if the first sample decides on what others must have, and no ``shared`` says it."""
     fingerprint: str | None = None
     """Differs for other files, and for files that changed. None: it cannot be read again."""
     bad: BadRecords = BadRecords()
@@ -235,6 +273,24 @@ class Source(Protocol):
         del count, cursor
         return 0
 
+    def divide(self, *, layout: Layout, seed: int, part_bytes: int) -> Division | None:
+        """Divide the source into parts, which other processes can read; called before ``blocks``.
+
+        The parts, read one after the other, give the samples in the order in which ``blocks``
+        yields them with the same ``part_bytes``.
+
+        Args:
+            layout: as for ``blocks``.
+            seed: as for ``blocks``.
+            part_bytes: bytes of a part, > 0; a part ends behind the sample or the file that reaches
+                it.
+
+        Returns:
+            The parts; None if the source cannot be divided: ``undivided`` says why.
+        """
+        del layout, seed, part_bytes
+        return None
+
     @abstractmethod
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Yield every sample once: in an order drawn from the seed, or in path order.
@@ -254,6 +310,23 @@ class Source(Protocol):
     def close(self) -> None:
         """Close the files of the source; closing it again does nothing."""
         return
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """The parts of a source, a function of the source, its options, layout, seed and part size.
+
+    Attributes:
+        part_bytes: size of each part in bytes: of its samples, or of its files.
+        describe: function that returns the description of a part by its number, from 0: all that
+            ``ingest.parts.open_part`` needs, on any host that reaches the files or objects.
+    """
+
+    part_bytes: Sequence[int]
+    describe: Callable[[int], bytes]
+
+    def __len__(self) -> int:
+        return len(self.part_bytes)
 
 
 class PassingSource(Source):
@@ -327,6 +400,19 @@ class WrappedSource(Source):
     def seek(self, count: int, cursor: Cursor | None = None) -> int:
         """Leave out the first samples of the other source; see ``Source.seek``."""
         return self._source.seek(count, cursor)
+
+    def divide(self, *, layout: Layout, seed: int, part_bytes: int) -> Division | None:
+        """Divide the other source; see ``Source.divide``."""
+        self._source.buffer_bytes = min(self._source.buffer_bytes, self.buffer_bytes)
+        found = self._source.divide(layout=layout, seed=seed, part_bytes=part_bytes)
+        self.undivided = self._source.undivided
+        return found
+
+    def blocks_of_source(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
+        """Return the blocks of the other source."""
+        self._source.buffer_bytes = min(self._source.buffer_bytes, self.buffer_bytes)
+        self._source.part_bytes = self.part_bytes
+        return self._source.blocks(layout=layout, seed=seed)
 
     def finish(self) -> None:
         """Delete the local copies of the other source; see ``Source.finish``."""

@@ -124,6 +124,13 @@ class ArrayRecordSource(RecordSource, PartSource[_Reader]):
             self._group_sizes.append(int(group_size))
         self.sample_count = sum(self._counts) if options.nulls != "skip" else None
         self.find_runs()
+        if self.gives_runs:
+            self.undivided = "its records are read in short runs from all files, so that one pass"
+            self.undivided += " shuffles them"
+        elif options.fields:
+            self.undivided = "its first record gives the types of the fields"
+        else:
+            self.divide_by_file()
 
     def find_parts(self, size_bytes: int) -> tuple[Int64Array, Uint64Array]:
         """Divide the files into runs of whole groups; see ``PartSource``."""

@@ -59,6 +59,7 @@ from dlfs.ingest.source import (
 from dlfs.ingest.tables.choosing import TableOptions, choose_columns
 from dlfs.ingest.tables.files import Table, open_ipc, open_parquet
 from dlfs.ingest.tables.json_lines import json_lines_opener
+from dlfs.ingest.tables.known import KnownTables, describe_tables
 from dlfs.ingest.tables.schemas import FileSchema, JoinedSchema, join_schemas
 
 _STATE_BYTES_MAX = 16 * MIB
@@ -73,6 +74,13 @@ class ParquetOptions(TableOptions):
         """Open Parquet files, or folders of them; see ``ArrowSource``."""
         return _open_files(paths, self, "parquet", "a Parquet file", open_parquet)
 
+    def open_known(
+        self, paths: Sequence[str], shared: bytes, facts: Sequence[bytes]
+    ) -> ArrowSource:
+        """Open some files of several; see ``registry.SharedOptions``."""
+        known = KnownTables.of(shared, paths, facts)
+        return _open_files(paths, self, "parquet", "a Parquet file", open_parquet, known)
+
 
 @dataclass(frozen=True, slots=True)
 class ArrowOptions(TableOptions):
@@ -82,6 +90,13 @@ class ArrowOptions(TableOptions):
         """Open Arrow files, or folders of them; see ``ArrowSource``."""
         return _open_files(paths, self, "arrow", "an Arrow file", open_ipc)
 
+    def open_known(
+        self, paths: Sequence[str], shared: bytes, facts: Sequence[bytes]
+    ) -> ArrowSource:
+        """Open some files of several; see ``registry.SharedOptions``."""
+        known = KnownTables.of(shared, paths, facts)
+        return _open_files(paths, self, "arrow", "an Arrow file", open_ipc, known)
+
 
 @dataclass(frozen=True, slots=True)
 class JsonLinesOptions(TableOptions):
@@ -90,6 +105,14 @@ class JsonLinesOptions(TableOptions):
     def open(self, paths: Sequence[str]) -> ArrowSource:
         """Open files of JSON Lines, or folders of them; see ``ArrowSource``."""
         return _open_files(paths, self, "jsonl", "a file of JSON Lines", json_lines_opener())
+
+    def open_known(
+        self, paths: Sequence[str], shared: bytes, facts: Sequence[bytes]
+    ) -> ArrowSource:
+        """Open some files of several; see ``registry.SharedOptions``."""
+        known = KnownTables.of(shared, paths, facts)
+        opener = json_lines_opener(known.types)
+        return _open_files(paths, self, "jsonl", "a file of JSON Lines", opener, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +153,7 @@ class ArrowSource(ShardSource):
         shards: the files.
         options: options of the format.
         opener: function that opens a file of this kind.
+        known: what is known of all files, if these are some of them.
 
     Raises:
         UsageError: the list of files is empty, a column does not exist or cannot be the sample, or
@@ -138,7 +162,13 @@ class ArrowSource(ShardSource):
         DlfsError: a file does not exist, is damaged, or cannot be read.
     """
 
-    def __init__(self, shards: Sequence[Shard], options: TableOptions, opener: Opener) -> None:
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        options: TableOptions,
+        opener: Opener,
+        known: KnownTables | None = None,
+    ) -> None:
         super().__init__([shard.path for shard in shards], noun="a file")
         self._shards = shards
         self._opener = opener
@@ -146,7 +176,8 @@ class ArrowSource(ShardSource):
         self._constants = [name for name in shards[0].constants if wanted is None or name in wanted]
         if wanted is not None:
             wanted = tuple(name for name in wanted if name not in shards[0].constants)
-        joined = self._join_schemas(options)
+        self._lost: set[int] = set()
+        joined = self._join_schemas(options) if known is None else known.joined
         fields = parse_choices(options.fields, f"import {self.name}")
         chosen = dataclasses.replace(options, attributes=wanted)
         where = f"import {self.shards[0]}"
@@ -161,15 +192,18 @@ class ArrowSource(ShardSource):
         found: list[FileSchema] = []
         conflicts: dict[str, str] = {}
         joins_numbers = False
-        self._lost: set[int] = set()
+        types: list[tuple[int, int | None]] = []
         for number, shard in enumerate(self._shards):
             try:
                 with self._opener(shard.path) as table:
                     joins_numbers = table.joins_numbers
                     conflicts.update(table.conflicts)
                     counts.append(shard.row_count if table.row_count is None else table.row_count)
-                    if not any(table.schema.equals(known.schema) for known in found):
+                    equal = (at for at, one in enumerate(found) if table.schema.equals(one.schema))
+                    at = next(equal, len(found))
+                    if at == len(found):
                         found.append(FileSchema(shard.path, table.schema))
+                    types.append((at, table.row_count))
             except (FormatError, DeviceError) as error:
                 self.bad.note(shard.path, REST, error)
                 self._lost.add(number)
@@ -179,6 +213,8 @@ class ArrowSource(ShardSource):
             self.sample_count = sum(filter(None, counts))
         joined = join_schemas(found, joins_numbers=joins_numbers)
         joined.conflicts.update(conflicts)
+        self.separate_files = [path for at, path in enumerate(self.shards) if at not in self._lost]
+        self.shared, self.file_facts = describe_tables(joined, types)
         return joined
 
     def restore_skipped(self, skipped: Mapping[str, int]) -> None:
@@ -273,11 +309,16 @@ def _row_name(path: str, row: int, index: int) -> Name:
 
 
 def _open_files(
-    paths: Sequence[str], options: TableOptions, name: str, noun: str, opener: Opener
+    paths: Sequence[str],
+    options: TableOptions,
+    name: str,
+    noun: str,
+    opener: Opener,
+    known: KnownTables | None = None,
 ) -> ArrowSource:
     files = files_of(paths, name, noun=noun)
     prefixes = shard_prefixes(files, find_format(name).suffixes)
-    return ArrowSource(list(map(Shard, files, prefixes)), options, opener)
+    return ArrowSource(list(map(Shard, files, prefixes)), options, opener, known)
 
 
 # ---- saved datasets ------------------------------------------------------------------------------

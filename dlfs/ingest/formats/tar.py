@@ -40,7 +40,7 @@ from dlfs.ingest.archives.archive import (
 from dlfs.ingest.archives.names import MemberNames
 from dlfs.ingest.archives.ranges import RangeReader
 from dlfs.ingest.bad_records import BadRecords
-from dlfs.ingest.records import Record, Records, ShardSource, gather
+from dlfs.ingest.records import IndexedSamples, Record, Records, ShardSource, gather
 from dlfs.ingest.registry import STDIN
 from dlfs.ingest.source import (
     STDIN_SHOWN,
@@ -65,6 +65,10 @@ class TarOptions:
     def open(self, paths: Sequence[str]) -> TarSource:
         """Open archives; see ``TarSource``."""
         return TarSource(paths, self)
+
+    def open_described(self, paths: Sequence[str], samples: IndexedSamples) -> TarSource:
+        """Open archives of which some members are known; see ``registry.IndexedOptions``."""
+        return TarSource(paths, self, samples)
 
 
 class ArchiveShards(ShardSource):
@@ -120,6 +124,7 @@ class TarSource(ArchiveShards):
     Args:
         archives: paths of the archives; standard input has no links.
         options: options of the format.
+        described: members of plain archives, which another source has found; None to find them.
 
     Raises:
         UsageError: the list is empty, a name is not an archive's, or a link leads nowhere.
@@ -129,7 +134,10 @@ class TarSource(ArchiveShards):
     """
 
     def __init__(
-        self, archives: Sequence[str | os.PathLike[str]], options: TarOptions | None = None
+        self,
+        archives: Sequence[str | os.PathLike[str]],
+        options: TarOptions | None = None,
+        described: IndexedSamples | None = None,
     ) -> None:
         options = options or TarOptions()
         super().__init__(
@@ -141,12 +149,18 @@ class TarSource(ArchiveShards):
         self.skipped = self._names.skipped
         self._files: list[bytes] = []
         self._unseen: list[int] = []
+        self.described = described
         if self.stdin is None and self.compressions == {"none"}:
-            self.index = self._find_members()
+            self.index = self._find_members() if described is None else self._take(described)
             self.sample_count = len(self._files)
             self.sample_bytes = int(self.index.sizes.sum())
             self.gives_shuffled = True
             self.empty_directories = self._names.empty_folders(iter(self._files))
+        else:
+            self.undivided = (
+                "links and folders of a compressed archive may concern members of another one; "
+                "format webdataset reads archives one by one"
+            )
 
     @property
     def shards_are_independent(self) -> bool:  # type: ignore[override]
@@ -251,6 +265,37 @@ class TarSource(ArchiveShards):
         self._positions = np.array([place[1] for place in places], np.int64)
         index.sizes = np.array([place[2] for place in places], np.uint64)
         return index
+
+    def _take(self, described: IndexedSamples) -> RangeReader:
+        """Take the places of members that another source has found."""
+        index = RangeReader(self.shards)
+        index.states = list(described.states)
+        index.sizes = described.sizes
+        self._files = list(described.paths)
+        self._places, self._positions = described.places[:, 0], described.places[:, 1]
+        self._sparse = {}
+        for shard, position, *segment in described.segments.tolist():
+            known = self._sparse.get((shard, position), ())
+            self._sparse[shard, position] = (*known, Segment(*segment))
+        return index
+
+    def describe_samples(self, indices: Uint64Array) -> IndexedSamples | None:
+        """Return the places of members; see ``ShardSource``."""
+        assert self.index is not None
+        shards, positions = self._places[indices], self._positions[indices]
+        places = np.stack([shards, positions, np.zeros_like(shards)], axis=1)
+        segments = [
+            (*place, part.offset_bytes, part.position_bytes, part.length_bytes)
+            for place in zip(shards.tolist(), positions.tolist(), strict=True)
+            for part in self._sparse.get(place, ())
+        ]
+        paths = [self._files[index] for index in indices.tolist()]
+        table = np.array(segments, np.int64).reshape(-1, 5)
+        return IndexedSamples(places, self.index.sizes[indices], table, paths)
+
+    def described_bytes(self) -> Int64Array:
+        """Return the bytes of each member in a description; see ``ShardSource``."""
+        return np.array([len(path) for path in self._files], np.int64)
 
     def _place(self, shard: int, member: Member) -> tuple[int, int, int]:
         position = member.segments[0].position_bytes if member.segments else 0

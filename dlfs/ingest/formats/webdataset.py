@@ -145,6 +145,11 @@ class WebDatasetSource(ArchiveShards):
         self.is_exact, self.shards_are_independent = not fields, options.nulls != "default"
         self._defaults: dict[str, Any] = {}
         self.skipped: Counter[str] = Counter()
+        self.learns = bool(fields)
+        if self.shards_are_independent:
+            self.separate_files = self.shards
+        else:
+            self.undivided = "nulls=default takes the types of defaults from the samples before"
 
     def read_shard(self, number: int) -> Iterator[SampleBlock]:
         """Stream one archive; see ``ShardSource``.

@@ -33,7 +33,7 @@ from dlfs.ingest.archives.names import MemberNames
 from dlfs.ingest.archives.ranges import RangeReader
 from dlfs.ingest.archives.zip_archive import ZipArchive
 from dlfs.ingest.bad_records import REST, RecordError
-from dlfs.ingest.records import ShardSource, shard_prefixes
+from dlfs.ingest.records import IndexedSamples, ShardSource, shard_prefixes
 from dlfs.ingest.source import (
     Bytes,
     Int64Array,
@@ -74,6 +74,10 @@ class ZipOptions:
         """Open archives; see ``ZipSource``."""
         return ZipSource(paths, self)
 
+    def open_described(self, paths: Sequence[str], samples: IndexedSamples) -> ZipSource:
+        """Open archives of which some members are known; see ``registry.IndexedOptions``."""
+        return ZipSource(paths, self, samples)
+
 
 class ZipSource(ShardSource):
     """The files in some ZIP archives.
@@ -81,6 +85,7 @@ class ZipSource(ShardSource):
     Args:
         archives: paths of the archives.
         options: options of the format.
+        described: members that another source has found; None to find them.
 
     Raises:
         UsageError: the list is empty, an archive is a folder, or a link leads nowhere.
@@ -89,14 +94,20 @@ class ZipSource(ShardSource):
         DeviceError: an archive cannot be read.
     """
 
-    def __init__(self, archives: Sequence[str], options: ZipOptions | None = None) -> None:
+    def __init__(
+        self,
+        archives: Sequence[str],
+        options: ZipOptions | None = None,
+        described: IndexedSamples | None = None,
+    ) -> None:
         super().__init__(archives, noun="a ZIP archive")
         self._options = options = options or ZipOptions()
         names = MemberNames(self.shards, options.links, self.bad)
         self.skipped = names.skipped
         self._archives: dict[int, ZipArchive] = {}
         with closed_on_error(self):
-            self.index = self._find_members(names)
+            self.described = described
+            self.index = self._find_members(names) if described is None else self._take(described)
         self.sample_count = len(self._files)
         self.sample_bytes = int(self.index.sizes.sum())
         self.gives_shuffled = True
@@ -138,6 +149,40 @@ class ZipSource(ShardSource):
         self._shards, self._numbers, sizes = np.array(places, np.int64).reshape(-1, 3).T.copy()
         index.sizes = sizes.astype(np.uint64)
         return index
+
+    def _take(self, described: IndexedSamples) -> RangeReader:
+        """Take the numbers of members that another source has found."""
+        self._archives |= {shard: self._open(path) for shard, path in enumerate(self.shards)}
+        index = RangeReader(self.shards)
+        index.states = list(described.states)
+        index.sizes = described.sizes
+        self._files = list(described.paths)
+        self._shards, self._numbers, _ = described.places.T.copy()
+        counts = np.array([len(archive) for archive in self._archives.values()], np.int64)
+        if bool((self._numbers >= counts[self._shards]).any()):
+            raise FormatError(f"import {self.name}: expected members that the archives have")
+        for shard, number, size in zip(
+            self._shards.tolist(), self._numbers.tolist(), index.sizes.tolist(), strict=True
+        ):
+            if self._archives[shard].member(number).size_bytes != size:
+                raise FormatError(f"import {self.shards[shard]}: expected {size} bytes in a member")
+        return index
+
+    def describe_samples(self, indices: Uint64Array) -> IndexedSamples | None:
+        """Return the numbers of members; see ``ShardSource``."""
+        assert self.index is not None
+        shards, numbers = self._shards[indices], self._numbers[indices]
+        places = np.stack([shards, numbers, np.zeros_like(shards)], axis=1)
+        paths = [self._files[index] for index in indices.tolist()]
+        return IndexedSamples(places, self.index.sizes[indices], paths=paths)
+
+    def state_of(self, number: int) -> tuple[int, int]:
+        """Return the state of an archive; see ``ShardSource``."""
+        return self._archives[number].state
+
+    def described_bytes(self) -> Int64Array:
+        """Return the bytes of each member in a description; see ``ShardSource``."""
+        return np.array([len(path) for path in self._files], np.int64)
 
     def _open(self, path: str) -> ZipArchive:
         if Path(path).is_dir():

@@ -86,6 +86,10 @@ class Facts(msgspec.Struct, frozen=True, tag=True):
     left_out: int
     empty_directories: list[bytes]
     buffer_bytes: int
+    undivided: bytes
+    separate_files: list[bytes]
+    shared: bytes
+    file_facts: list[bytes]
     new_bad: NewBad
 
     @classmethod
@@ -102,6 +106,10 @@ class Facts(msgspec.Struct, frozen=True, tag=True):
             int(source.left_out),
             list(source.empty_directories),
             int(source.buffer_bytes),
+            to_bytes(source.undivided),
+            [to_bytes(path) for path in source.separate_files],
+            source.shared,
+            list(source.file_facts),
             NewBad.of(source.bad),
         )
 
@@ -110,7 +118,8 @@ class Facts(msgspec.Struct, frozen=True, tag=True):
         for name in set(self.__struct_fields__) - {"new_bad"}:
             setattr(source, name, getattr(self, name))
         self.new_bad.add_to(source.bad)
-        source.name = to_text(self.name)
+        source.name, source.undivided = to_text(self.name), to_text(self.undivided)
+        source.separate_files = [to_text(path) for path in self.separate_files]
         source.skipped = {to_text(reason): number for reason, number in self.skipped.items()}
 
 

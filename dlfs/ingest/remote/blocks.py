@@ -2,7 +2,8 @@
 
 The objects are divided into blocks of samples in the order in which they are imported, as soon as
 the size of each is known, and the blocks into groups, each of at most half the bound of the spool.
-A step of the import ends behind each group, and then its files are deleted. The division follows
+A step of the import ends behind each group, and then its files are deleted. If all sizes are known
+beforehand, the groups are the parts of the source, within the same bound. The division follows
 from the sizes alone. So an import that goes on at the beginning of a block, and finds the files of
 an earlier run, divides them in the same way: an object is there if the bytes at its place have the
 CRC32C of the manifest.
@@ -15,16 +16,17 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dlfs._native.handle import Descriptor
-from dlfs.ingest.order import BLOCK_SAMPLES_MAX
+from dlfs.ingest.order import BLOCK_SAMPLES_MAX, round_up
 from dlfs.ingest.remote.digests import file_crc
 from dlfs.ingest.remote.failures import disk_errors
-from dlfs.ingest.remote.fetching import Copies, Fetch, Place, round_up
+from dlfs.ingest.remote.fetching import Copies, Fetch, Place
 from dlfs.ingest.remote.manifest import Manifest
 from dlfs.ingest.source import Bytes, Int64Array
 
@@ -62,36 +64,47 @@ class Block:
         return round_up(self.size_bytes)
 
 
-class Division:
+class BlockDivision:
     """Divides samples into blocks, one after the other.
 
     Args:
         first: position of the first sample in the order, which begins a block.
         group_bytes: bytes on the disk of the blocks of its group before it.
         block_bytes: most bytes of a block of more than one sample.
-        group_bytes_max: most bytes of a group of more than one block.
+        group_bytes_max: most bytes of a group of more than one block; None without a bound.
+        ends: positions in the order at which groups end in any case.
     """
 
     def __init__(
-        self, first: int, group_bytes: int, block_bytes: int, group_bytes_max: int
+        self,
+        first: int,
+        group_bytes: int,
+        block_bytes: int,
+        group_bytes_max: int | None,
+        ends: Collection[int] = (),
     ) -> None:
         self.blocks = [Block(first, group_bytes=group_bytes)]
         self._block_bytes = block_bytes
         self._group_bytes_max = group_bytes_max
+        self._ends = frozenset(ends)
 
     def add(self, size_bytes: int) -> Block:
         """Add the next sample to a block; return the block, at whose end it is."""
         block = self.blocks[-1]
         is_full = block.size_bytes + size_bytes > self._block_bytes
-        if block.sizes and (is_full or len(block.sizes) == BLOCK_SAMPLES_MAX):
+        is_full |= len(block.sizes) == BLOCK_SAMPLES_MAX
+        ends_group = block.first + len(block.sizes) in self._ends
+        if block.sizes and (is_full or ends_group):
             block.is_closed = True
-            group_bytes = block.group_bytes + block.disk_bytes
-            block = Block(block.first + len(block.sizes), group_bytes=group_bytes)
+            group_bytes = 0 if ends_group else block.group_bytes + block.disk_bytes
+            block = Block(block.first + len(block.sizes), ends_group, group_bytes=group_bytes)
             self.blocks.append(block)
         block.sizes.append(size_bytes)
         block.size_bytes += size_bytes
         block.missing += 1
-        if block.group_bytes and block.group_bytes + block.disk_bytes > self._group_bytes_max:
+        group_bytes = block.group_bytes + block.disk_bytes
+        bound = self._group_bytes_max
+        if bound is not None and block.group_bytes and group_bytes > bound:
             block.begins_group, block.group_bytes = True, 0
         return block
 
@@ -112,7 +125,7 @@ class BlockCopies(Copies):
         self,
         folder: str,
         manifest: Manifest,
-        division: Division,
+        division: BlockDivision,
         count: int,
         passed: int,
         limit_bytes: int,

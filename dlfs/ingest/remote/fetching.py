@@ -41,6 +41,7 @@ from dlfs.base.forks import Lock, OwnerProcess
 from dlfs.base.threads import ThreadPool
 from dlfs.base.units import MIB
 from dlfs.errors import ChecksumError, ClosedError
+from dlfs.ingest.order import round_up
 from dlfs.ingest.progress import Meter
 from dlfs.ingest.remote.digests import Digests, compute, file_crc
 from dlfs.ingest.remote.failures import IncompleteError, delay_before_next, disk_errors
@@ -49,9 +50,6 @@ from dlfs.ingest.remote.stores import BODY_BYTES, RemoteObject, Store
 
 REQUESTS = 16
 """Most requests in flight."""
-
-DISK_BLOCK_BYTES = 4096
-"""Unit in which file systems give space to files, in bytes."""
 
 EARLY_BYTES = 16 * MIB
 """Most bytes of bodies that wait for the places of earlier objects, but those in flight."""
@@ -586,11 +584,6 @@ def _write(place: Place, position: int, data: bytes, crc: int = 0) -> int:
         while written < len(data):
             written += os.pwrite(place.file, data[written:], first + written)
     return with_crc
-
-
-def round_up(size_bytes: int) -> int:
-    """Return the bytes that a file of some bytes takes on the disk."""
-    return -(-size_bytes // DISK_BLOCK_BYTES) * DISK_BLOCK_BYTES
 
 
 def _pieces(item: RemoteObject) -> Iterator[tuple[int, int]]:

@@ -3,6 +3,8 @@
 The paths, their order and their classes come from the listing, as those of a folder come from its
 directories; see ``ingest.formats.folder``. The objects are fetched in the order of packing, and
 read block by block while further ones are fetched.
+
+``DescribedObjects`` reads one part of such a source, in a process that has not listed the objects.
 """
 
 from __future__ import annotations
@@ -11,21 +13,35 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
+import msgspec
 import numpy as np
 
 from dlfs.base.arguments import Layout
 from dlfs.errors import FormatError, UsageError
 from dlfs.format.journal import Cursor
 from dlfs.ingest.bad_records import current
+from dlfs.ingest.descriptions import (
+    ObjectsPart,
+    decode_columns,
+    encode_columns,
+    join_paths,
+    malformed,
+    split_paths,
+)
+from dlfs.ingest.files import described_bytes
 from dlfs.ingest.formats.folder import class_columns, count_hidden, outside_classes
-from dlfs.ingest.order import packing_order, position_after
-from dlfs.ingest.remote.blocks import Block, Division, offsets_of
+from dlfs.ingest.isolation.messages import to_bytes, to_text
+from dlfs.ingest.order import PartSize, packing_order, part_ends, position_after, round_up
+from dlfs.ingest.remote.blocks import Block, BlockDivision, offsets_of
+from dlfs.ingest.remote.described import describe_objects
 from dlfs.ingest.remote.fetching import Fetch
 from dlfs.ingest.remote.spool import Root, Spool
 from dlfs.ingest.source import (
     Array,
+    Division,
     SampleBlock,
     Source,
     Uint64Array,
@@ -39,8 +55,15 @@ from dlfs.ingest.source import (
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
+    """A sample: its path, its object, and the URL that names the object or its folder."""
+
     path: bytes
     fetch: Fetch
+    url: str
+
+
+_OBJECT_BYTES = 160
+"""Bytes of an object in the description of a part besides its name: version, digests and size."""
 
 
 class ObjectsSource(Source):
@@ -64,6 +87,7 @@ class ObjectsSource(Source):
         self.bad = current()
         self._spool = spool
         self._limit_bytes = limit_bytes
+        self._urls = {root.path: url for root, url in zip(spool.roots, spool.sources, strict=True)}
         keys = sorted(one.key for root in spool.roots for one in root.objects)
         spool.fingerprint = fingerprint_of(limit_bytes, keys)
         self._hidden: set[bytes] = set()
@@ -79,7 +103,7 @@ class ObjectsSource(Source):
                 self.bad.note(self.name, os.fsdecode(path), outside_classes(self.name, path))
             wanted[outside] = False
         self._choose(np.flatnonzero(wanted).astype(np.uint64))
-        self._position, self._group_bytes, self._passed = 0, 0, 0
+        self._base = self._position = self._group_bytes = self._passed = 0
 
     def file_paths(self) -> list[bytes]:
         """Return the paths of all samples."""
@@ -96,25 +120,85 @@ class ObjectsSource(Source):
         """Do not fetch the first objects in the order of packing; see ``Source.seek``."""
         self._position = count
         if cursor is not None:  # of the beginning of a block, where the division goes on
-            self._position = int(cursor.value["position"])
+            self._position = int(cursor.value["position"]) - self._base
             self._group_bytes = int(cursor.value["group_bytes"])
-            self._passed = position_after(count, cursor) - self._position
+            self._passed = position_after(count, cursor) - self._base - self._position
         return count
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Fetch and read every object once; see ``Source.blocks``."""
         order = packing_order(len(self._chosen), layout=layout, seed=seed)
-        return stream_ahead(
-            self._in_order(order, (layout, seed)), bad=self.bad, cancel=self._spool.cancel
-        )
+        size = None if self.sample_bytes is None else self.part_bytes
+        ends = None if size is None else self._part_ends(order, layout, size)
+        return self._stream(order, (layout, seed), ends)
+
+    def _stream(
+        self, order: Uint64Array, kind: tuple[Layout, int], ends: Sequence[int] | None
+    ) -> Generator[SampleBlock, None, None]:
+        """Yield the blocks in an order, while a thread makes the next one."""
+        made = self._in_order(order, kind, ends)
+        return stream_ahead(made, bad=self.bad, cancel=self._spool.cancel)
 
     def _choose(self, indices: Uint64Array) -> None:
         """Import only some of the samples."""
         self._chosen = indices
         self.sample_count = len(indices)
         items = [self._samples[index].fetch.item for index in indices.tolist()]
+        self.undivided = "its listing does not have the sizes of the objects"
         if all(item.has_size for item in items):
             self.sample_bytes = sum(item.size_bytes for item in items)
+
+    # ---- parts -----------------------------------------------------------------------------------
+
+    @property
+    def _block_bytes(self) -> int:
+        return max(1, min(self.buffer_bytes, self._limit_bytes // 4))
+
+    def divide(self, *, layout: Layout, seed: int, part_bytes: int) -> Division | None:
+        """Divide the objects into ranges of the order of packing; see ``Source.divide``."""
+        if self.sample_bytes is None:
+            return None
+        order = packing_order(len(self._chosen), layout=layout, seed=seed)
+        bounds = [0, *self._part_ends(order, layout, part_bytes), len(order)]
+        totals = np.concatenate([[0], np.cumsum(self._sizes(order), dtype=np.int64)])
+        return Division(np.diff(totals[bounds]).tolist(), partial(self._describe, order, bounds))
+
+    def _sizes(self, order: Uint64Array) -> Uint64Array:
+        """Return the size of each object in an order."""
+        samples = (self._samples[index] for index in self._chosen[order].tolist())
+        return np.fromiter((one.fetch.item.size_bytes for one in samples), np.uint64)
+
+    def _part_ends(self, order: Uint64Array, layout: Layout, part_bytes: int) -> list[int]:
+        """Return where the parts of an order of packing end; see ``order.part_ends``."""
+        objects = self._chosen[order]
+        described = np.fromiter((2 * len(one.path) for one in self._samples), np.int64)
+        described += _OBJECT_BYTES
+        for values in self._attributes.values():
+            described += described_bytes(values)
+        limits = PartSize(
+            part_bytes, self._block_bytes, layout != "path", disk_bytes=self._limit_bytes // 2
+        )
+        return part_ends(self._sizes(order), described[objects], limits)
+
+    def _describe(self, order: Uint64Array, bounds: Sequence[int], part: int) -> bytes:
+        first, last = bounds[part], bounds[part + 1]
+        objects = self._chosen[order[first:last]]
+        samples = [self._samples[index] for index in objects.tolist()]
+        sources, described = describe_objects((one.url, one.fetch.item) for one in samples)
+        columns = {name: values[objects] for name, values in self._attributes.items()}
+        return msgspec.msgpack.encode(
+            ObjectsPart(
+                to_bytes(self.name),
+                sources,
+                self._block_bytes,
+                first,
+                described,
+                join_paths(one.path for one in samples),
+                encode_columns(columns),
+            )
+        )
+
+    # ---- listing ---------------------------------------------------------------------------------
 
     def _find(self, roots: Sequence[Root], has_classes: bool) -> list[_Sample]:
         """Return the samples in the order of a folder's walk."""
@@ -142,7 +226,7 @@ class ObjectsSource(Source):
                     )
                     self.bad.note(self.name, os.fsdecode(path), error)
                     continue
-                inside.append(_Sample(path, fetch))
+                inside.append(_Sample(path, fetch, self._urls[root.path]))
             inside.sort(key=lambda one: one.path)
             found += inside
         return found
@@ -155,28 +239,37 @@ class ObjectsSource(Source):
                 return True
         return False
 
+    # ---- reading ---------------------------------------------------------------------------------
+
     def _in_order(
-        self, order: Uint64Array, kind: tuple[Layout, int]
+        self, order: Uint64Array, kind: tuple[Layout, int], ends: Sequence[int] | None
     ) -> Generator[SampleBlock, None, None]:
-        """Yield the blocks in an order, and a block without samples where a step has to end."""
+        """Yield the blocks in an order, and a block without samples where a step has to end.
+
+        Args:
+            order: the order.
+            kind: layout and seed.
+            ends: positions at which parts end, but the last one; None if they are unknown.
+        """
         indices = self._chosen[order][self._position :].tolist()
         if not indices[self._passed :]:
             return
-        block_bytes = max(1, min(self.buffer_bytes, self._limit_bytes // 4))
+        block_bytes = self._block_bytes
         state = self._position, self._group_bytes
-        division = Division(*state, block_bytes, self._limit_bytes // 2)
+        bound = self._limit_bytes // 2 if ends is None else None
+        division = BlockDivision(*state, block_bytes, bound, ends or ())
+        parts = {end: number for number, end in enumerate(ends or ())}
         fetches = [self._samples[index].fetch for index in indices]
         chosen = hashlib.blake2b(self._chosen.tobytes()).hexdigest()
-        plan = fingerprint_of(self._spool.fingerprint, chosen, *kind, block_bytes)
+        plan = fingerprint_of(self._spool.fingerprint, chosen, *kind, block_bytes, ends)
         self._spool.fetch_blocks(fetches, plan, division, self._passed, self._limit_bytes)
         buffers = [np.empty(0, np.uint8) for _ in range(2)]
         done = 0
         while done < len(indices):
             block = self._spool.wait_for_block(begins_group=True)
             if block.begins_group:
-                cursor = {"position": block.first, "group_bytes": 0}
                 self._spool.end_group()
-                yield SampleBlock.empty(cursor, ends_step=True)
+                yield SampleBlock.empty(self._cursor(block.first, 0), ends_step=True)
                 block = self._spool.wait_for_block(begins_group=False)
             if not len(buffers[0]):
                 buffers[0] = np.empty(block_bytes, np.uint8)
@@ -187,7 +280,7 @@ class ObjectsSource(Source):
             left = made.behind(min(self._passed, len(made.paths))) if self._passed else made
             self._passed = max(0, self._passed - len(made.paths))
             if left.paths:
-                yield left
+                yield replace(left, ends_part=parts.get(block.first + len(made.paths)))
             buffers.reverse()
 
     def _read(self, block: Block, indices: Sequence[int], buffer: Array) -> SampleBlock:
@@ -198,8 +291,59 @@ class ObjectsSource(Source):
             data,
             *offsets_of(block),
             {name: values[np.array(indices)] for name, values in self._attributes.items()},
-            {
-                "position": block.first + len(block.sizes),
-                "group_bytes": block.group_bytes + block.disk_bytes,
-            },
+            self._cursor(block.first + len(block.sizes), block.group_bytes + block.disk_bytes),
         )
+
+    def _cursor(self, position: int, group_bytes: int) -> dict[str, int]:
+        return {"position": self._base + position, "group_bytes": group_bytes}
+
+
+class DescribedObjects(ObjectsSource):
+    """A part of the objects of another source, in the order in which they are packed.
+
+    The copy of a block is deleted as soon as it is read: a part that is begun anew by another
+    process is fetched anew.
+
+    Args:
+        part: the description of the part.
+        spool: the spool, which has taken the objects.
+        limit_bytes: most bytes of copies; at least those of one block are needed, and taken.
+
+    Raises:
+        FormatError: the description is none.
+    """
+
+    def __init__(self, part: ObjectsPart, spool: Spool, limit_bytes: int) -> None:
+        self.name = to_text(part.name)
+        self.bad = current()
+        self._spool = spool
+        paths = split_paths(part.sample_paths)
+        if len(paths) != len(spool.objects):
+            raise malformed("expected as many paths as objects")
+        self._samples = [
+            _Sample(path, fetch, "") for path, fetch in zip(paths, spool.objects, strict=True)
+        ]
+        self._attributes = decode_columns(part.attributes, len(paths))
+        self._described_block_bytes = part.block_bytes
+        self._limit_bytes = max(limit_bytes, round_up(part.block_bytes))
+        self._choose(np.arange(len(paths), dtype=np.uint64))
+        self._base = part.first
+        self._position = self._group_bytes = self._passed = 0
+
+    @property
+    def _block_bytes(self) -> int:
+        return self._described_block_bytes
+
+    def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
+        """Read every object of the part once; layout and seed have given the part its order."""
+        return self._stream(np.arange(len(self._chosen), dtype=np.uint64), (layout, seed), [])
+
+    def divide(self, *, layout: Layout, seed: int, part_bytes: int) -> Division | None:
+        """Return None: a part has no parts."""
+        return Source.divide(self, layout=layout, seed=seed, part_bytes=part_bytes)
+
+    def _read(self, block: Block, indices: Sequence[int], buffer: Array) -> SampleBlock:
+        made = super()._read(block, indices, buffer)
+        self._spool.end_group()
+        self._spool.delete_committed()
+        return made

@@ -13,15 +13,25 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from dlfs.base.arguments import Layout
+from dlfs.format.constants import ADDRESS_MAX
 from dlfs.format.journal import Cursor
 from dlfs.ingest.bad_records import current, opening
-from dlfs.ingest.order import packing_order
+from dlfs.ingest.descriptions import ObjectFilesPart, malformed
+from dlfs.ingest.file_parts import FileOpener
+from dlfs.ingest.order import file_part_ends, packing_order
+from dlfs.ingest.remote.described import describe_objects
 from dlfs.ingest.remote.fetching import Fetch
 from dlfs.ingest.remote.spool import Spool
 from dlfs.ingest.source import (
+    Division,
     SampleBlock,
     Source,
     WrappedSource,
@@ -37,20 +47,21 @@ class SpooledSource(WrappedSource):
     Args:
         source: the source; closed with this object.
         spool: the spool; closed with this object.
+        is_copied: True if all objects were fetched before.
     """
 
-    def __init__(self, source: Source, spool: Spool) -> None:
+    def __init__(self, source: Source, spool: Spool, *, is_copied: bool = False) -> None:
         super().__init__(source)
         self._spool = spool
+        self._is_copied = is_copied
         self.name = spool.show(source.name)
         self.bad.show = spool.show
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Yield the source's blocks; see ``Source.blocks``."""
-        self._source.buffer_bytes = min(self._source.buffer_bytes, self.buffer_bytes)
         with (
             self._spool.named(),
-            closing(self._source.blocks(layout=layout, seed=seed)) as blocks,
+            closing(self.blocks_of_source(layout=layout, seed=seed)) as blocks,
         ):
             for block in blocks:
                 yield block
@@ -58,6 +69,17 @@ class SpooledSource(WrappedSource):
                     self._spool.delete_committed()
         self._take_facts()
         self.left_out = self._source.left_out
+
+    def divide(self, *, layout: Layout, seed: int, part_bytes: int) -> Division | None:
+        """Divide the source, if its objects are fetched while it is read; see ``Source.divide``."""
+        if self._is_copied:
+            self.undivided = (
+                "its objects are fetched before they are read; those of a format that is read file "
+                "by file are fetched meanwhile if they are more than spool_bytes"
+            )
+            return None
+        with self._spool.named():
+            return super().divide(layout=layout, seed=seed, part_bytes=part_bytes)
 
     def finish(self) -> None:
         """Delete the local copies; see ``Source.finish``."""
@@ -68,6 +90,21 @@ class SpooledSource(WrappedSource):
         """Close the source, and unlock the local copies for the next import."""
         self._source.close()
         self._spool.close()
+
+
+class SpooledPart(SpooledSource):
+    """A part of a source of objects. Its copies are deleted as soon as they are read, or closed."""
+
+    def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
+        """Yield the part's blocks; none of them ends a step. See ``Source.blocks``."""
+        with closing(super().blocks(layout=layout, seed=seed)) as blocks:
+            for block in blocks:
+                yield replace(block, ends_step=False)
+
+    def close(self) -> None:
+        """Close the source, and delete its local copies."""
+        self._source.close()
+        self._spool.discard()
 
 
 class ArrivingShards(Source):
@@ -81,16 +118,18 @@ class ArrivingShards(Source):
         spool: the spool.
         limit_bytes: most bytes of copies.
         shards: the objects.
-        open_shard: function that opens the copy of one as a source.
+        opener: opens the copy of one as a source.
         fingerprint: differs for other objects and options.
     """
+
+    _base = 0  # number of the first object in the order of the source
 
     def __init__(
         self,
         spool: Spool,
         limit_bytes: int,
         shards: Sequence[Fetch],
-        open_shard: Callable[[str], Source],
+        opener: FileOpener,
         fingerprint: str,
     ) -> None:
         self.name = source_name([one.target for one in shards])
@@ -99,7 +138,7 @@ class ArrivingShards(Source):
         self._spool = spool
         self._limit_bytes = limit_bytes
         self._shards = shards
-        self._open_shard = open_shard
+        self._opener = opener
         self._is_known: Callable[[bytes], bool] | None = None
         self._at: Mapping[str, Any] = {}
         self._used = 0
@@ -121,33 +160,70 @@ class ArrivingShards(Source):
 
     def blocks(self, *, layout: Layout, seed: int) -> Generator[SampleBlock, None, None]:
         """Read every shard once; see ``Source.blocks``."""
-        order = packing_order(len(self._shards), layout=layout, seed=seed)
-        shards = [self._shards[number] for number in order.tolist()]
+        shards, ends = self._in_order(layout, seed)
         present = self._find_present(shards)
         unknown = (number for number in range(present) if not self._take_facts(shards[number]))
         first = next(unknown, present)  # its facts are lost with an earlier spool
-        ends = self._spool.fetch_in_order(shards, first, self._limit_bytes)[:-1]
+        self._spool.fetch_in_order(shards, first, ends, self._limit_bytes)
+        parts = {} if self.part_bytes is None else {end: part for part, end in enumerate(ends)}
         for number, shard in enumerate(shards[first:], first):
             self._spool.wait(number + 1)
             with closing(self._blocks_of(shard, number, layout, seed)) as blocks:
                 for block in blocks:
                     if number >= present:
                         yield block
-            ended = {"shard": number + 1, "count": 0} if number >= present else None
-            yield SampleBlock.empty(ended, ends_step=number + 1 in ends)
+            ended = self._cursor(number + 1, 0) if number >= present else None
+            ends_step = number + 1 in ends
+            yield SampleBlock.empty(ended, ends_step=ends_step, ends_part=parts.get(number + 1))
         self.empty_directories = list(self._empty)
+
+    def _in_order(self, layout: Layout, seed: int) -> tuple[list[Fetch], list[int]]:
+        """Return the shards in the order in which they are read, and where steps have to end."""
+        order = packing_order(len(self._shards), layout=layout, seed=seed)
+        shards = [self._shards[number] for number in order.tolist()]
+        return shards, self._part_ends(shards, self.part_bytes or ADDRESS_MAX)
+
+    def _part_ends(self, shards: Sequence[Fetch], part_bytes: int) -> list[int]:
+        sizes = np.array([one.item.size_bytes for one in shards], np.uint64)
+        return file_part_ends(sizes, part_bytes, self._limit_bytes // 2)
+
+    def _cursor(self, number: int, count: int, **inner: Any) -> dict[str, Any]:
+        return {"shard": self._base + number, "count": count, **inner}
+
+    def divide(self, *, layout: Layout, seed: int, part_bytes: int) -> Division | None:
+        """Divide the objects into runs in the order in which they are read; see ``Source``."""
+        order = packing_order(len(self._shards), layout=layout, seed=seed)
+        shards = [self._shards[number] for number in order.tolist()]
+        bounds = [0, *self._part_ends(shards, part_bytes), len(shards)]
+        sizes = [
+            sum(one.item.size_bytes for one in shards[first:last])
+            for first, last in pairwise(bounds)
+        ]
+        return Division(sizes, partial(self._describe, shards, bounds))
+
+    def _describe(self, shards: Sequence[Fetch], bounds: Sequence[int], part: int) -> bytes:
+        first, last = bounds[part], bounds[part + 1]
+        chosen = shards[first:last]
+        urls = self._spool.urls_of(chosen)
+        sources, objects = describe_objects(
+            (url, one.item) for url, one in zip(urls, chosen, strict=True)
+        )
+        opener = self._opener.describe()
+        return msgspec.msgpack.encode(
+            ObjectFilesPart(opener, sources, objects, first, self.buffer_bytes)
+        )
 
     def _blocks_of(
         self, shard: Fetch, number: int, layout: Layout, seed: int
     ) -> Generator[SampleBlock, None, None]:
         """Yield the blocks of a shard behind those that an earlier import has used."""
         used, inner = 0, {}
-        if number == self._at.get("shard", 0):
+        if number == self._at_shard:
             used = self._used
             inner = {key: value for key, value in self._at.items() if key.startswith("inner")}
         # What was found when it was opened first counts since then.
         with opening(self.bad), self.bad.ignore() if used else nullcontext():
-            source = self._open_shard(shard.target)
+            source = self._opener.open([shard.target])
         with closing(source):
             source.buffer_bytes = self.buffer_bytes
             if self._is_known is not None:
@@ -159,7 +235,7 @@ class ArrivingShards(Source):
                     used += len(block.paths)
                     if block.cursor is not None:
                         inner = {"inner": block.cursor, "inner_count": used}
-                    at = {"shard": number, "count": used, **inner}
+                    at = self._cursor(number, used, **inner)
                     # Where samples cannot be counted, only the shard's own cursors are places.
                     is_place = block.cursor is not None or not self.bad.are_allowed
                     yield replace(block, cursor=at if is_place else None)
@@ -172,13 +248,18 @@ class ArrivingShards(Source):
 
     def _find_present(self, shards: Sequence[Fetch]) -> int:
         """Return the number of the first shard that has samples to read, as far as is known."""
-        present = self._at.get("shard", 0)
+        present = self._at_shard
         if self.bad.are_allowed:  # there may be bad ones behind the last sample
-            return int(present)
+            return present
         while present < len(shards) and self._facts_of(shards[present]).get("count") == self._used:
             present, self._used = present + 1, 0
-            self._at = {"shard": present, "count": 0}
-        return int(present)
+            self._at = self._cursor(present, 0)
+        return present
+
+    @property
+    def _at_shard(self) -> int:
+        """Number of the shard in which the import goes on."""
+        return int(self._at.get("shard", self._base)) - self._base
 
     def _facts_of(self, shard: Fetch) -> Mapping[str, Any]:
         facts = self._spool.facts_of(shard)
@@ -192,3 +273,32 @@ class ArrivingShards(Source):
         add_skipped(self.skipped, facts["skipped"])
         self._empty.update(dict.fromkeys(map(os.fsencode, facts["empty"])))
         return True
+
+
+class DescribedShards(ArrivingShards):
+    """A part of the objects of another source of shards, in the order in which they are read.
+
+    The copy of a shard is deleted as soon as it is read.
+
+    Args:
+        part: the description of the part.
+        spool: the spool, which has taken the objects.
+        limit_bytes: most bytes of copies.
+    """
+
+    def __init__(self, part: ObjectFilesPart, spool: Spool, limit_bytes: int) -> None:
+        if not part.objects:
+            raise malformed("expected objects")
+        opener = FileOpener.of(part.opener)
+        super().__init__(spool, limit_bytes, spool.objects, opener, spool.fingerprint)
+        self._base = part.first
+        self.buffer_bytes = part.buffer_bytes
+
+    def _in_order(self, layout: Layout, seed: int) -> tuple[list[Fetch], list[int]]:
+        """Return the shards as they are described, and an end behind each."""
+        del layout, seed
+        return [*self._shards], [*range(1, len(self._shards))]
+
+    def divide(self, *, layout: Layout, seed: int, part_bytes: int) -> Division | None:
+        """Return None: a part has no parts."""
+        return Source.divide(self, layout=layout, seed=seed, part_bytes=part_bytes)

@@ -49,7 +49,7 @@ from dlfs.base.wording import redact
 from dlfs.errors import DlfsError, FormatError, LockedError, SpaceError
 from dlfs.ingest.patterns import expand_braces
 from dlfs.ingest.progress import Meter, ProgressCallback
-from dlfs.ingest.remote.blocks import Block, BlockCopies, Division
+from dlfs.ingest.remote.blocks import Block, BlockCopies, BlockDivision
 from dlfs.ingest.remote.digests import file_crc
 from dlfs.ingest.remote.failures import disk_errors
 from dlfs.ingest.remote.fetching import REQUESTS, Fetch, Fetcher, FileCopies
@@ -95,15 +95,17 @@ class Spool:
     Args:
         urls: URLs of objects and folders; braces and globs stand for several.
         directory: the spool directory; None for ``default_directory``.
+        part: description of the part of a source whose objects are wanted; empty for all.
 
     Raises:
-        LockedError: another import of the same URLs runs.
+        LockedError: another import of the same URLs, or of the same part, runs.
         UsageError: a URL's package is not installed.
         DlfsError: the directory cannot be written.
     """
 
-    def __init__(self, urls: Sequence[str], directory: str | None) -> None:
-        name = hashlib.sha256("\0".join(urls).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    def __init__(self, urls: Sequence[str], directory: str | None, part: bytes = b"") -> None:
+        text = "\0".join(urls).encode("utf-8", "surrogateescape")
+        name = hashlib.sha256(text + (b"\0\0" + part if part else b"")).hexdigest()[:16]
         self._urls = urls
         self.folder = str(Path(directory or default_directory()).absolute() / name)
         self.sources: list[str] = []
@@ -148,6 +150,34 @@ class Spool:
         self.roots = self._list()
         self.objects = [one for root in self.roots for one in root.objects]
         _check_targets(self.objects, self.folder)
+
+    def take(
+        self, urls: Sequence[str], items: Sequence[tuple[int, RemoteObject]], *, has_files: bool
+    ) -> None:
+        """Take objects that another process has listed, in place of ``find``.
+
+        Args:
+            urls: the URLs that name the objects.
+            items: the objects, each with the number of its URL.
+            has_files: True if each object gets a file of its own, whose folder is then made.
+
+        Raises:
+            DlfsError: a store cannot be opened.
+        """
+        stores = [open_store(url) for url in urls]
+        self.sources = list(urls)
+        self.paths = [
+            f"{self.folder}/files/{number}/{base_name(url)}" for number, url in enumerate(urls)
+        ]
+        times: Counter[str] = Counter()
+        self.objects = [
+            self._fetch(stores[number], item, self.paths[number], times) for number, item in items
+        ]
+        _check_targets(self.objects, self.folder)
+        self.fingerprint = fingerprint_of([one.key for one in self.objects])
+        if has_files:
+            with disk_errors(self.folder):
+                self._make_folders(self.objects)
 
     def entries(self) -> dict[str, list[str] | None]:
         """Return the names in each folder that a URL names, by its path; None for an object."""
@@ -198,6 +228,15 @@ class Spool:
             found = [(one.target[len(self.folder) :], one.key, crcs[one.key]) for one in wanted]
             self.fingerprint = fingerprint_of(sorted(found))
 
+    def urls_of(self, objects: Sequence[Fetch]) -> list[str]:
+        """Return the URL of ``sources`` that names each object, or its folder."""
+        found = {
+            one.key: url
+            for url, root in zip(self.sources, self.roots, strict=True)
+            for one in root.objects
+        }
+        return [found[one.key] for one in objects]
+
     # ---- within a bound --------------------------------------------------------------------------
 
     def objects_of(self, paths: Sequence[str]) -> Sequence[Fetch] | None:
@@ -224,23 +263,20 @@ class Spool:
                     self._manifest.append(one.key, dropped=True)
                 _make_hole(one)
 
-    def fetch_in_order(self, objects: Sequence[Fetch], first: int, limit_bytes: int) -> list[int]:
+    def fetch_in_order(
+        self, objects: Sequence[Fetch], first: int, ends: Sequence[int], limit_bytes: int
+    ) -> None:
         """Begin to fetch objects, in the order in which they are imported; called once.
 
         Args:
             objects: the objects.
             first: number of those that an import has committed.
+            ends: where the objects are divided: ``delete_committed`` has to be called when those
+                before each of these numbers are committed, from ``first`` on, as further ones have
+                no room.
             limit_bytes: most bytes of copies; a larger object is the only one.
-
-        Returns:
-            Where the objects are divided: ``delete_committed`` has to be called when those before
-            each of these numbers are committed, from ``first`` on, as further ones have no room.
         """
         sizes = np.array([one.disk_bytes for one in objects], np.int64)
-        division = Division(0, 0, 0, limit_bytes // 2)
-        for size_bytes in sizes.tolist():
-            division.add(size_bytes)
-        ends = [block.first for block in division.blocks if block.begins_group]
         self._ends = [*ends, len(objects)]
         self._objects = objects
         self._first = self._committed = first
@@ -259,7 +295,6 @@ class Spool:
             FileCopies(limit_bytes, fitting & self._manifest.objects.keys()),
         )
         self._fetcher.start()
-        return self._ends
 
     def wait(self, count: int) -> None:
         """Wait for the copies of the first objects in the order; see ``Fetcher.wait``."""
@@ -271,7 +306,7 @@ class Spool:
         self,
         objects: Sequence[Fetch],
         plan: str,
-        division: Division,
+        division: BlockDivision,
         passed: int,
         limit_bytes: int,
     ) -> None:
@@ -371,6 +406,13 @@ class Spool:
     def remove(self) -> None:
         """Delete the local copies, after the import has succeeded."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def discard(self) -> None:
+        """End the fetch, and delete the local copies."""
+        if self._fetcher is not None:
+            self._fetcher.close()
+        self.remove()
+        self.close()
 
     def close(self) -> None:
         """Unlock the folder, or delete it if it has nothing; closing it again does nothing."""

@@ -71,13 +71,24 @@ def open_json_lines(path: str) -> Iterator[Table]:
     yield _find_types(path)
 
 
-def json_lines_opener() -> Callable[[str], AbstractContextManager[Table]]:
-    """Return a function that opens JSON Lines, and finds the types of each file only once."""
+def json_lines_opener(
+    known: Mapping[str, tuple[Any, int | None]] | None = None,
+) -> Callable[[str], AbstractContextManager[Table]]:
+    """Return a function that opens JSON Lines, and finds the types of each file only once.
+
+    Args:
+        known: schema and number of rows of files whose types were found before, by path.
+    """
     tables: dict[str, Table] = {}
+    bad = current()
 
     @contextmanager
     def open_file(path: str) -> Iterator[Table]:
-        if path not in tables:
+        if path not in tables and known and path in known:
+            with file_errors(f"import {path}"):
+                state = file_state(path)
+            tables[path] = _table(path, state, *known[path], {}, bad)
+        elif path not in tables:
             tables[path] = _find_types(path)
         yield tables[path]
 
@@ -96,8 +107,28 @@ def _find_types(path: str) -> Table:
         found.add(rows, count)
         count += len(rows)
         bad_count += rows.count(None)
-    schema = found.schema()
-    again = bad.unreported()
+    return _table(path, state, found.schema(), count - bad_count, found.conflicts, bad)
+
+
+def _table(
+    path: str,
+    state: tuple[int, int],
+    schema: Any,
+    row_count: int | None,
+    conflicts: Mapping[str, str],
+    bad: BadRecords,
+) -> Table:
+    """Return the table of a file whose types are known.
+
+    Args:
+        path: path of the file.
+        state: state of the file when its types were found.
+        schema: the types of its columns.
+        row_count: number of its rows.
+        conflicts: see ``Table``.
+        bad: bad records, which have those of the file already.
+    """
+    what, again = f"import {path}", bad.unreported()
 
     def batches(columns: Sequence[str], first: int) -> Iterator[tuple[int, Any]]:
         chosen = [field for field in schema if _is_used(field.name, columns)]
@@ -112,7 +143,7 @@ def _find_types(path: str) -> Table:
                 row += len(rows) or 1
         check_unchanged(what, path, state)
 
-    return Table(schema, count - bad_count, batches, found.conflicts, joins_numbers=True)
+    return Table(schema, row_count, batches, conflicts, joins_numbers=True)
 
 
 class _Types:

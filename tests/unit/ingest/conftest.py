@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 import dlfs
-from dlfs.ingest import importer
+from dlfs.ingest import file_parts
 from dlfs.ingest.registry import FormatOptions
 from dlfs.ingest.source import Source
 from dlfs.volume.volume import Volume
@@ -19,7 +19,7 @@ from tests.support.volumes import new_volume
 def isolates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read sources in this process, which takes 1 s less, unless the test has the mark isolated."""
     if request.node.get_closest_marker("isolated") is None:
-        monkeypatch.setattr(importer, "IsolatedSource", _open_inside)
+        monkeypatch.setattr(file_parts, "IsolatedSource", _open_inside)
 
 
 def _open_inside(options: FormatOptions, paths: Sequence[str]) -> Source:

@@ -17,8 +17,9 @@ import pytest
 
 from dlfs.base.extras import install_command
 from dlfs.errors import DlfsError, FormatError, NotFoundError, TruncatedError, UsageError
-from dlfs.ingest.formats.arrow import ArrowOptions, ArrowSource
+from dlfs.ingest.formats.arrow import ArrowOptions
 from dlfs.ingest.importer import import_dataset, open_source
+from dlfs.ingest.registry import recognise
 from dlfs.ingest.tables import files as tables
 from dlfs.volume.volume import Volume
 from tests.support.files import cut, flip_bit
@@ -150,7 +151,8 @@ def test_files_are_recognised_by_what_is_in_them(tmp_path: Path) -> None:
     for name, write in (("x.parquet", write_parquet), ("x.arrow", write_file)):
         write(table(), tmp_path / name)
         (tmp_path / name).rename(tmp_path / "no suffix")
-        assert isinstance(open_source(tmp_path / "no suffix"), ArrowSource)
+        assert recognise([str(tmp_path / "no suffix")]).name == Path(name).suffix[1:]
+        assert open_source(tmp_path / "no suffix").sample_count == len(IMAGES)
 
 
 def test_large_row_groups_are_read_by_parts(

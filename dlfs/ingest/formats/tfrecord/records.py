@@ -111,6 +111,14 @@ class RecordSource(ShardSource):
         self._examples = ExampleReader(f"import {self.name}") if has_examples else None
         self.is_exact, self.shards_are_independent = not has_examples, True
 
+    def divide_by_file(self) -> None:
+        """Let the files be read apart, if the options allow it."""
+        if self._options.nulls == "default":
+            self.undivided = "nulls=default takes the types of defaults from all files"
+        else:
+            self.separate_files = self.shards
+            self.learns = bool(self._options.fields)
+
     @abstractmethod
     def stream(self, number: int, bad: BadRecords) -> Generator[tuple[int, bytes], None, None]:
         """Yield the numbers and data of the records of one file, from its start to its end.

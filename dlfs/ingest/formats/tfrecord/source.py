@@ -42,7 +42,14 @@ from dlfs.errors import (
 from dlfs.ingest.archives.ranges import RangeReader
 from dlfs.ingest.bad_records import BadRecords
 from dlfs.ingest.formats.tfrecord.records import RecordOptions, RecordSource
-from dlfs.ingest.records import Record, attribute_array, files_of, find_fitting, make_block
+from dlfs.ingest.records import (
+    IndexedSamples,
+    Record,
+    attribute_array,
+    files_of,
+    find_fitting,
+    make_block,
+)
 from dlfs.ingest.source import (
     Bytes,
     Int64Array,
@@ -75,6 +82,10 @@ class TfRecordOptions(RecordOptions):
         """Open TFRecord files, or folders of them; see ``TfRecordSource``."""
         return TfRecordSource(files_of(paths, "tfrecord", noun="a TFRecord file"), self)
 
+    def open_described(self, paths: Sequence[str], samples: IndexedSamples) -> TfRecordSource:
+        """Open files of which some records are known; see ``registry.IndexedOptions``."""
+        return TfRecordSource(paths, self, samples)
+
 
 class TfRecordSource(RecordSource):
     """The records of some TFRecord files.
@@ -82,6 +93,7 @@ class TfRecordSource(RecordSource):
     Args:
         shards: paths of the files.
         options: options of the format.
+        described: records of plain files, which another source has found; None to find them.
 
     Raises:
         UsageError: the list of files is empty, or two files have one name.
@@ -92,7 +104,12 @@ class TfRecordSource(RecordSource):
         DeviceError: a file cannot be read.
     """
 
-    def __init__(self, shards: Sequence[str], options: TfRecordOptions) -> None:
+    def __init__(
+        self,
+        shards: Sequence[str],
+        options: TfRecordOptions,
+        described: IndexedSamples | None = None,
+    ) -> None:
         super().__init__(shards, options, noun="a TFRecord file", format_name="tfrecord")
         self._index_option = options.index
         endings = {".gz": "gzip", ".zlib": "zlib"}
@@ -103,12 +120,17 @@ class TfRecordSource(RecordSource):
             for shard in shards
         ]
         if set(self._compressions) == {"none"}:
-            self.index = self._find_records()
+            self.described = described
+            self.index = self._find_records() if described is None else self._take(described)
             self.gives_shuffled = True
             self.sample_count = len(self.index.sizes) if options.nulls != "skip" else None
             if self._examples is None:
                 data_bytes = self.index.sizes - np.uint64(_OVERHEAD_BYTES)
                 self.sample_bytes = int(data_bytes.sum())
+        elif "none" in self._compressions:
+            self.undivided = "some of its files are compressed, and some are not"
+        else:
+            self.divide_by_file()
 
     def _find_records(self) -> RangeReader:
         """Find the place of each record in plain files, with its header and checksums."""
@@ -129,6 +151,37 @@ class TfRecordSource(RecordSource):
         index.sizes = np.concatenate(sizes)
         return index
 
+    def _take(self, described: IndexedSamples) -> RangeReader:
+        """Take the places of records that another source has found."""
+        index = RangeReader(self.shards)
+        index.states = list(described.states)
+        index.sizes = described.sizes
+        if len(index.sizes) and int(index.sizes.min()) < _OVERHEAD_BYTES:
+            raise FormatError(f"import {self.name}: expected records of {_OVERHEAD_BYTES} bytes")
+        return index
+
+    def _places(self, indices: Uint64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Return the file of each record, its position in it, and its number."""
+        if self.described is not None:
+            shards, positions, numbers = self.described.places[indices].T
+            return shards, positions, numbers
+        shards = np.searchsorted(self._firsts, indices, side="right") - 1
+        positions = self._positions[indices].astype(np.int64)
+        return shards, positions, indices.astype(np.int64) - self._firsts[shards]
+
+    def describe_samples(self, indices: Uint64Array) -> IndexedSamples | None:
+        """Return the places of records; see ``ShardSource``."""
+        assert self.index is not None
+        if self._options.fields or self._options.nulls == "default":
+            self.undivided = "the first record gives the types of its fields or defaults"
+            return None
+        return IndexedSamples(np.stack(self._places(indices), axis=1), self.index.sizes[indices])
+
+    def described_bytes(self) -> Int64Array:
+        """Return zeros: of a record, only its place is described; see ``ShardSource``."""
+        assert self.index is not None
+        return np.zeros(len(self.index.sizes), np.int64)
+
     def stream(self, number: int, bad: BadRecords) -> Generator[tuple[int, bytes], None, None]:
         """Yield the records of one file; see ``RecordSource``."""
         return _stream(self.shards[number], self._compressions[number], bad)
@@ -137,9 +190,7 @@ class TfRecordSource(RecordSource):
         """Read and check whole records; make a block of the samples in them."""
         assert self.index is not None
         sizes = self.index.sizes[indices].astype(np.int64)
-        shards = np.searchsorted(self._firsts, indices, side="right") - 1
-        positions = self._positions[indices].astype(np.int64)
-        numbers = indices.astype(np.int64) - self._firsts[shards]
+        shards, positions, numbers = self._places(indices)
         ranges = np.stack([shards, positions, sizes, offsets])
         are_read = self.read_places(ranges, offsets, buffer, lambda i: f"record {numbers[i]}")
         memory = buffer.data

@@ -23,7 +23,7 @@ from dlfs.errors import FormatError, SpaceError, UsageError
 from dlfs.ingest import importer
 from dlfs.ingest.importer import ImportReport, open_source
 from dlfs.ingest.remote import failures
-from dlfs.ingest.remote.blocks import Division
+from dlfs.ingest.remote.blocks import BlockDivision
 from dlfs.ingest.remote.stores import Store
 from dlfs.ingest.source import Source
 from tests.support.files import write_files
@@ -304,7 +304,7 @@ def test_blocks_come_while_further_objects_are_fetched(
 def test_samples_are_divided_by_their_sizes(block_bytes: int, group_bytes: int) -> None:
     chance = np.random.default_rng(3)
     sizes = chance.choice([0, 1, 3000, 9000, 60_000], 500).tolist()
-    division = Division(7, 0, block_bytes, group_bytes)
+    division = BlockDivision(7, 0, block_bytes, group_bytes)
     for size in sizes:
         division.add(size)
     blocks = division.blocks
@@ -325,7 +325,7 @@ def test_samples_are_divided_by_their_sizes(block_bytes: int, group_bytes: int) 
         used += block.disk_bytes
         assert used in (0, block.disk_bytes) or used <= group_bytes
     for block in blocks[1:]:  # an import that goes on behind a block divides in the same way
-        again = Division(block.first, block.group_bytes, block_bytes, group_bytes)
+        again = BlockDivision(block.first, block.group_bytes, block_bytes, group_bytes)
         if block.begins_group:
             break
         for size in sizes[block.first - 7 :]:
