@@ -35,15 +35,19 @@ def read_version(name: str) -> tuple[str, str]:
     if name == "libdlfs_fuse":
         fuse_library()
         return f"libdlfs_fuse {FUSE_VERSION}", os.environ.get("DLFS_FUSE_LIBRARY") or _path(name)
-    return f"libdlfs_security, {_load_security()}", _path(name)
+    return f"libdlfs_security, {_describe_security()}", _path(name)
 
 
 def _path(name: str) -> str:
     return str(Path(__file__).with_name(f"{name}.so"))
 
 
-def _load_security() -> str:
-    """Load libdlfs_security, and return the version of its OpenSSL."""
+def load_security() -> ctypes.CDLL:
+    """Load libdlfs_security.
+
+    Raises:
+        NativeError: this DLFS was built without it, or it cannot be loaded.
+    """
     path = _path("libdlfs_security")
     if not os.path.exists(path):
         raise NativeError(f"load {path}: this dlfs was built without it")
@@ -55,6 +59,12 @@ def _load_security() -> str:
     get.restype = ctypes.c_void_p
     if not get():
         raise NativeError(f"load {path}: OpenSSL does not start")
+    return loaded
+
+
+def _describe_security() -> str:
+    """Load libdlfs_security, and return the version of its OpenSSL."""
+    loaded = load_security()
     try:
         describe = loaded.OpenSSL_version  # of a library that it is linked to
     except AttributeError:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dlfs.cli.output import (
@@ -14,6 +14,7 @@ from dlfs.cli.output import (
     human_seconds,
     human_size,
     is_quiet,
+    note,
     share_bar,
     stderr_console,
     terminal_columns,
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import Task, TaskID
 
-    from dlfs.ingest.progress import Progress
+    from dlfs.ingest.progress import Progress, WorkerProgress
+
+WORKERS_SHOWN_MAX = 16
+"""Most workers that are shown below a bar."""
 
 
 @dataclass
@@ -33,6 +37,8 @@ class Bar:
     _progress: RichProgress | None
     _task: TaskID | None
     _title: str = ""
+    _workers: Sequence[WorkerProgress] = ()
+    _slow: set[tuple[str, int | None]] = field(default_factory=set)
 
     def update(self, done_bytes: int, total_bytes: int | None = None, detail: str = "") -> None:
         """Move the bar.
@@ -49,11 +55,42 @@ class Bar:
     def show(self, progress: Progress) -> None:
         """Show the progress of an import or an export."""
         detail = human_samples(progress.samples_done)
+        self._show_workers(progress.workers)
         if progress.second_pass and self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=f"{self._title}, second pass")
         if progress.samples_sealed:
             detail = f"sealed {human_samples(progress.samples_sealed)}"
         self.update(progress.bytes_done, progress.bytes_total, detail)
+
+    def _show_workers(self, workers: Sequence[WorkerProgress]) -> None:
+        """Show a row for each worker below the bar; without a terminal, log those that are slow."""
+        self._workers = workers
+        for worker in workers:
+            if worker.is_straggler and (worker.name, worker.part) not in self._slow:
+                self._slow.add((worker.name, worker.part))
+                note(f"{self._title}: {describe_straggler(worker)}")
+
+    def workers(self) -> list[Table]:
+        """Return a table of the workers; none without any."""
+        titles = ("worker", "part", "of part", "rate", "done", "")
+        rows = Table(*titles, right=titles[1:5], drop=("done", "of part"))
+        for worker in self._workers[:WORKERS_SHOWN_MAX]:
+            share = worker.part_bytes / worker.part_total if worker.part_total else 0.0
+            rows.add_row(
+                worker.name,
+                "" if worker.part is None else f"{worker.part:,}",
+                "" if worker.part is None else f"{min(1.0, share):.0%}",
+                "" if worker.part is None else f"{human_size(int(worker.bytes_per_second))}/s",
+                human_size(worker.bytes_done),
+                "slow" if worker.is_straggler else "",
+            )
+        return [rows] if self._workers else []
+
+
+def describe_straggler(worker: WorkerProgress) -> str:
+    """Return the text for a worker that is much slower than the others."""
+    rate = human_size(int(worker.bytes_per_second))
+    return f"worker {worker.name} is slow: part {worker.part} at {rate}/s"
 
 
 def _row(task: Task) -> Table:
@@ -78,7 +115,7 @@ def progress_bar(title: str) -> Iterator[Bar]:
     """Show a bar while the block runs."""
     console = stderr_console()
     if is_quiet() or terminal_columns(console.file) is None:
-        yield Bar(None, None)
+        yield Bar(None, None, title)
         return
     from rich.progress import Progress
 
@@ -86,9 +123,11 @@ def progress_bar(title: str) -> Iterator[Bar]:
         """A progress display whose lines are tables, which cut no number and no name."""
 
         def get_renderables(self) -> Iterable[Table]:
-            return map(_row, self.tasks)
+            return [*map(_row, self.tasks), *(bar.workers() if bar is not None else ())]
 
     # Other output stands above the bar, unless it goes to a file.
     shared = terminal_columns(sys.stdout) is not None
+    bar: Bar | None = None
     with Lines(console=console, transient=True, redirect_stdout=shared) as progress:
-        yield Bar(progress, progress.add_task(title, total=None, detail=""), title)
+        bar = Bar(progress, progress.add_task(title, total=None, detail=""), title)
+        yield bar

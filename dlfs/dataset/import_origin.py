@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dlfs.base.units import format_bytes
+from dlfs.base.units import format_bytes, format_count
 from dlfs.base.wording import quote
 from dlfs.errors import UsageError
 from dlfs.format.catalog import DatasetRecord
@@ -28,6 +28,22 @@ def encode_origin(origin: Origin) -> bytes:
         return encoded
     kept = {key: origin.get(key) for key in ("fingerprint", "step_bytes", "one_pass", "append")}
     return json.dumps({**kept, "source": str(origin.get("source"))[:SOURCE_NAME_MAX]}).encode()
+
+
+def note_kept(error: BaseException, name: bytes, imported: tuple[int, int]) -> None:
+    """Note in an error which samples of an import are kept.
+
+    Args:
+        error: the error that has ended the import.
+        name: name of the dataset.
+        imported: number of samples of the committed steps, and sum of their lengths.
+    """
+    samples, size = imported
+    error.add_note(
+        f"{format_count(samples, 'sample')}, {format_bytes(size)}, are kept as an unfinished "
+        f"import of {quote(name)}: the same command goes on with it, and 'dlfs import --abandon' "
+        "frees it"
+    )
 
 
 def check_origin(found: DatasetRecord, origin: Origin) -> None:

@@ -31,7 +31,7 @@ from dlfs.block.lease import boot_clock
 from dlfs.connection.previous_version import load_previous_version
 from dlfs.connection.unfinished import PartProgress, UnfinishedSteps, load_steps
 from dlfs.dataset.committed_steps import DAMAGED, CommittedSteps, digest_labels
-from dlfs.dataset.import_origin import Origin, check_origin, encode_origin
+from dlfs.dataset.import_origin import Origin, check_origin, encode_origin, note_kept
 from dlfs.dataset.part_writer import ImportOptions
 from dlfs.dataset.sample_packer import STAGE_BYTES_SHUFFLED
 from dlfs.dataset.schema import Schema
@@ -41,7 +41,15 @@ from dlfs.dataset.step_content import new_import, write_steps
 from dlfs.dataset.step_cutter import STEP_BYTES
 from dlfs.dataset.step_writer import StepWriter
 from dlfs.directory.builder import segment_bytes_max
-from dlfs.errors import ClosedError, DlfsError, ExistsError, FormatError, SpaceError, UsageError
+from dlfs.errors import (
+    ClosedError,
+    DlfsError,
+    ExistsError,
+    FormatError,
+    SpaceError,
+    StaleError,
+    UsageError,
+)
 from dlfs.format.bad_records import BadReport, read_bad_records
 from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.constants import (
@@ -52,6 +60,7 @@ from dlfs.format.constants import (
 )
 from dlfs.format.geometry import ChunkRun
 from dlfs.format.journal import Term
+from dlfs.format.paths import PathLike
 from dlfs.store.fencing import expiry_ms, revoke_grants, with_term
 from dlfs.store.grants import GrantBook, grant_unit
 from dlfs.store.info import DatasetInfo, read_origin
@@ -91,6 +100,7 @@ class PartsWriter:
         unit: number of chunks to grant at once.
         term: term of this coordinator.
         bad: records that the steps so far have left out.
+        labels: label of each class of the version to append to.
         warnings: what the user should know of the dataset, after the seal.
 
     Raises:
@@ -141,6 +151,7 @@ class PartsWriter:
         self.seed = seed
         self.grants = GrantBook()
         self.bad = BadReport()
+        self.labels: Mapping[str, int] = {}
         self.warnings: list[str] = []
         self._state = "open"
         self._with_transaction(begin(), lambda one: self._take_over(one, layout, uuid))
@@ -203,7 +214,8 @@ class PartsWriter:
             return
         with load_previous_version(base, record) as previous:
             self.layout = layout or cast(Layout, record.layout)
-            self.origin["labels"] = digest_labels(previous.labels())
+            self.labels = previous.labels()
+            self.origin["labels"] = digest_labels(self.labels)
             self._schema = Schema.of_version(previous)
 
     def _go_on(self, base: Generation) -> UnfinishedSteps:
@@ -439,13 +451,21 @@ class PartsWriter:
 
     # ---- the end ---------------------------------------------------------------------------------
 
-    def seal(self, tick: Tick = lambda _samples: None) -> DatasetInfo:
+    def seal(
+        self,
+        tick: Tick = lambda _samples: None,
+        *,
+        directories: Sequence[PathLike] = (),
+        bad: BadReport | None = None,
+    ) -> DatasetInfo:
         """Commit all samples as one dataset, atomically, when all parts are complete.
 
         Waits until no lost worker can write any more. No worker may have a grant.
 
         Args:
             tick: see ``sealing.Tick``.
+            directories: paths of directories without samples that are in no step.
+            bad: bad records that are in no step.
 
         Raises:
             UsageError: a part is not complete, or a worker has a grant.
@@ -478,7 +498,9 @@ class PartsWriter:
             **self._sealing_options,
         )
         with writer:
-            writer.bad = writer.bad_so_far
+            writer.bad = writer.bad_so_far.merged(bad or BadReport())
+            for path in directories:
+                writer.add_directory(path)
             info = writer.seal(tick)
             self.warnings = writer.warnings
         self._state = "sealed"
@@ -532,6 +554,8 @@ class PartsWriter:
             self.abort()
             return
         try:
+            if self._state == "open" and self.imported[0] and not isinstance(error, StaleError):
+                note_kept(error, self._name, self.imported)
             self.abort()
         except DlfsError as problem:  # the first error is what the caller must know
             error.add_note(f"the import could not be ended as a whole: {problem}")

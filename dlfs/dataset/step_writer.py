@@ -39,7 +39,7 @@ from dlfs.base.wording import quote
 from dlfs.connection.previous_version import PreviousVersion, load_previous_version
 from dlfs.connection.unfinished import UnfinishedSteps, load_steps
 from dlfs.dataset.committed_steps import DAMAGED, CommittedSteps, digest_labels
-from dlfs.dataset.import_origin import Origin, check_origin, encode_origin
+from dlfs.dataset.import_origin import Origin, check_origin, encode_origin, note_kept
 from dlfs.dataset.sample_packer import STAGE_BYTES_SHUFFLED
 from dlfs.dataset.sealing import Tick, write_version
 from dlfs.dataset.second_pass import Batch, SecondPass
@@ -549,10 +549,4 @@ class StepWriter(StepCutter):
         self.abort()
         is_lost = isinstance(error, StaleError) or DAMAGED in getattr(error, "__notes__", ())
         if self._steps is not None and not is_lost:
-            samples, size = self._steps.imported
-            count = format_count(samples, "sample")
-            error.add_note(
-                f"{count}, {format_bytes(size)}, are kept as an unfinished import of "
-                f"{quote(self._name)}: the same command goes on with it, and 'dlfs import "
-                "--abandon' frees it"
-            )
+            note_kept(error, self._name, self._steps.imported)

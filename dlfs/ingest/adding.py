@@ -8,8 +8,10 @@ error of the writer.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from dlfs.dataset.part_writer import PartWriter
+from dlfs.dataset.step_cutter import StepCutter
 from dlfs.dataset.step_writer import StepWriter
 from dlfs.dataset.writer import DatasetWriter
 from dlfs.errors import ExistsError, LimitError, UsageError
@@ -26,14 +28,14 @@ class BlockAdder:
         source: the source of the blocks; it has the bad records.
     """
 
-    def __init__(self, writer: DatasetWriter | StepWriter, source: Source) -> None:
+    def __init__(self, writer: DatasetWriter | StepWriter | PartWriter, source: Source) -> None:
         self._writer = writer
         self._name = source.name
         self._bad = source.bad
         self._bad.expect(source.sample_count)
         self._folders: set[bytes] = set()
         self._directory = None if writer.previous is None else writer.previous.directory
-        if self._bad.are_allowed and isinstance(writer, StepWriter):
+        if self._bad.are_allowed and isinstance(writer, StepCutter):
             for path in writer.kept_paths():
                 self._folders.update(_folders(path, self._folders))
 
@@ -70,11 +72,11 @@ class BlockAdder:
 
     def _end(self, block: SampleBlock) -> None:
         """Note the cursor of a block whose samples were added, and what ends behind it."""
-        if not isinstance(self._writer, StepWriter):
+        if not isinstance(self._writer, StepCutter):
             return
         ends_part = self._ends_part(block)
         if self._bad.are_allowed:
-            so_far = self._bad.report_since_opening()
+            so_far = self._report()
             count = len(block.paths)
             self._writer.end_block(count, block.cursor, so_far, ends_part=ends_part)
         else:
@@ -85,12 +87,12 @@ class BlockAdder:
             self._end_step()
 
     def _end_step(self) -> None:
-        if isinstance(self._writer, StepWriter):
+        if isinstance(self._writer, StepCutter):
             self._writer.end_step()
 
     def _ends_part(self, block: SampleBlock) -> bool:
         """Return True if a part of the source ends behind a block, and no step has this end yet."""
-        is_present = isinstance(self._writer, StepWriter) and self._writer.part == block.ends_part
+        is_present = isinstance(self._writer, StepCutter) and self._writer.part == block.ends_part
         return is_present and block.ends_part is not None
 
     def finish(self) -> BadReport:
@@ -104,11 +106,15 @@ class BlockAdder:
         self._writer.bad += report
         return report
 
+    def _report(self) -> BadReport:
+        """Return the bad records so far; a worker of an import reports them as users see them."""
+        return self._bad.report_since_opening(shown=isinstance(self._writer, PartWriter))
+
     def _add(self, block: SampleBlock) -> tuple[int, int]:
         samples = block.paths, block.data, block.offsets, block.lengths
-        if isinstance(self._writer, StepWriter) and self._bad.are_allowed:
+        if isinstance(self._writer, StepCutter) and self._bad.are_allowed:
             self._writer.add_part(*samples, attributes=block.attributes)
-        elif isinstance(self._writer, StepWriter):
+        elif isinstance(self._writer, StepCutter):
             self._writer.add_batch(
                 *samples,
                 attributes=block.attributes,
@@ -147,7 +153,7 @@ class BlockAdder:
 
     def _find_known(self, paths: list[bytes]) -> set[bytes]:
         """Return those of some paths that samples of the dataset have."""
-        if isinstance(self._writer, StepWriter):
+        if isinstance(self._writer, StepCutter):
             return self._writer.find_known(paths)
         return {path for path in paths if path in self._writer}
 
@@ -158,3 +164,21 @@ def _folders(path: bytes, known: set[bytes]) -> Iterator[bytes]:
     while folder and folder not in known:
         yield folder
         folder = folder.rpartition(b"/")[0]
+
+
+def check_labels(block: SampleBlock, labels: Mapping[str, int], where: str) -> None:
+    """Check that classes have the labels that they have in the version appended to.
+
+    A folder of classes numbers its own classes, so another folder may number them differently.
+    """
+    columns = block.attributes
+    if not labels or "class" not in columns or "label" not in columns:
+        return
+    classes = {label: name for name, label in labels.items()}
+    for name, label in set(zip(columns["class"].tolist(), columns["label"].tolist(), strict=True)):
+        if labels.get(name, label) != label or classes.get(label, name) != name:
+            raise UsageError(
+                f"import {where}: expected the labels of the version appended to, got {label} for "
+                f"class {name!r}; there it is {labels.get(name, 'none')}, and {label} is "
+                f"{classes.get(label, 'none')!r}: import all classes as a new version"
+            )

@@ -145,6 +145,7 @@ class BadRecords:
         self._taken: tuple[Counter[str], int] = Counter(), 0
         self._opened: tuple[Counter[str], int] = Counter(), 0
         self._held = 0
+        self._others = 0
         self._holder = threading.local()
         self._good = 0
         self._expected = 0
@@ -161,20 +162,31 @@ class BadRecords:
 
     def report(self) -> BadReport:
         """Return the bad records so far, and those of the source's own dataset."""
-        records = tuple(
-            BadRecord(self.show(one.source), self.show(one.record), self.show(one.reason))
-            for one in self._records
-        )
+        records = self._shown(self._records)
         return self._carried + BadReport(self.count, dict(self._reasons), records)
 
-    def report_since_opening(self) -> BadReport:
+    def report_since_opening(self, *, shown: bool = False) -> BadReport:
         """Return the bad records so far without those that are found whenever the source is opened.
 
-        The texts of records are not those that ``show`` returns.
+        Args:
+            shown: True for records with the texts that ``show`` returns.
         """
         reasons, first = self._opened
-        found = self._reasons - reasons
-        return BadReport(found.total(), dict(found), tuple(self._records[first:]))
+        found, records = self._reasons - reasons, self._records[first:]
+        listed = self._shown(records) if shown else tuple(records)
+        return BadReport(found.total(), dict(found), listed)
+
+    def report_of_opening(self) -> BadReport:
+        """Return the bad records that are found whenever the source is opened."""
+        reasons, first = self._opened
+        return BadReport(reasons.total(), dict(reasons), self._shown(self._records[:first]))
+
+    def _shown(self, records: Iterable[BadRecord]) -> tuple[BadRecord, ...]:
+        """Return records with the texts that ``show`` returns."""
+        show = self.show
+        return tuple(
+            BadRecord(show(one.source), show(one.record), show(one.reason)) for one in records
+        )
 
     # ---- noting ----------------------------------------------------------------------------------
 
@@ -327,10 +339,33 @@ class BadRecords:
         """
         self._check(self._good + self.count)
 
+    def check_others(self, bad: int, good: int, expected: int | None, *, is_end: bool) -> None:
+        """Check the bad records of other processes, which read parts of the source in any order.
+
+        So a share is compared with all records that there are, if their number is known, else when
+        all were read: the result does not depend on the order.
+
+        Args:
+            bad: number of bad records that the others have found.
+            good: number of samples that they have imported.
+            expected: number of samples of the source, if it is known.
+            is_end: True when all records were read.
+
+        Raises:
+            TooManyBadError: there are more bad records than allowed.
+        """
+        if self.limit is None:
+            return
+        if is_end or self.limit.count is not None or expected is not None:
+            self._others = bad
+            total = good + self.count
+            self._check(total if is_end else max(total, self.count + (expected or 0)))
+
     def _check(
         self, total: int, error: DlfsError | None = None, records: Iterable[BadRecord] = ()
     ) -> None:
-        count = self.count + self._held
+        count = self.count + self._held + self._others
+        total += self._others
         if self.limit is None or self.limit.allows(count, total):
             return
         among = f" of {total:,} records" if self.limit.percent is not None else ""

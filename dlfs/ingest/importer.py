@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import numpy as np
@@ -29,7 +30,7 @@ from dlfs.dataset.writer import DatasetWriter
 from dlfs.errors import NotFoundError, UsageError
 from dlfs.format.bad_records import BadReport
 from dlfs.format.constants import ADDRESS_MAX
-from dlfs.ingest.adding import BlockAdder
+from dlfs.ingest.adding import BlockAdder, check_labels
 from dlfs.ingest.bad_records import BadRecords, SkipBad, opening
 from dlfs.ingest.containers import warn_of_containers
 from dlfs.ingest.file_parts import FileOpener, open_files
@@ -44,13 +45,14 @@ from dlfs.ingest.remote.spool import Spool
 from dlfs.ingest.remote.urls import is_url
 from dlfs.ingest.source import (
     STDIN_SHOWN,
-    SampleBlock,
     Source,
+    add_skipped,
     check_regular,
     fingerprint_of,
     without_first,
     without_known,
 )
+from dlfs.ingest.workers.by_workers import PartsImport, WorkersOptions, divide, skipped_in_parts
 from dlfs.store.info import DatasetInfo
 from dlfs.volume.volume import Volume
 
@@ -281,6 +283,7 @@ def import_dataset(
     defaults: Mapping[str, Any] | None = None,
     step_bytes: int | None = STEP_BYTES,
     one_pass: bool = False,
+    workers: int | WorkersOptions = 0,
     command: Mapping[str, Any] | None = None,
     progress: ProgressCallback | None = None,
 ) -> ImportReport:
@@ -308,6 +311,9 @@ def import_dataset(
             By default all samples of a larger one are packed a second time, read from the volume,
             so that the neighbours of a sample come from everywhere; until the seal this takes the
             space of the samples once more. Imports without steps have one pass.
+        workers: number of processes that read parts of the source and write their data, while this
+            one commits; 0: none. The dataset is the same with any number. The source must be one
+            that can be divided, and the import one in steps.
         command: what began the import, kept with its progress for who goes on; values of JSON.
         progress: called after each block, and once at the start.
 
@@ -336,7 +342,67 @@ def import_dataset(
         "one_pass": one_pass or source.gives_runs,
         "on_second_pass": second_pass_meter(progress),
     }
-    with _open_writer(volume, source, name, options, append, steps, command, uuid) as writer:
+    given = _Import(
+        volume,
+        source,
+        name,
+        options,
+        append,
+        skip_existing,
+        steps,
+        command,
+        uuid,
+        allow_empty,
+        progress,
+    )
+    if not workers or source.sample_count == 0:
+        return _import_here(given)
+    if skip_existing or step_bytes is None:
+        without = "skip_existing, as samples that are left out have no place in the count of a part"
+        raise UsageError(
+            "import with workers: expected an import in steps, which parts go on from; got one "
+            f"with {without if skip_existing else 'step_bytes=None'}"
+        )
+    return _import_by_workers(
+        given, WorkersOptions(workers) if isinstance(workers, int) else workers
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Import:
+    """The arguments of an import; see ``import_dataset``."""
+
+    volume: Volume
+    source: Source
+    name: str
+    options: dict[str, Any]
+    append: bool
+    skip_existing: bool
+    steps: dict[str, Any]
+    command: Mapping[str, Any] | None
+    uuid: UUID | None
+    allow_empty: bool
+    progress: ProgressCallback | None
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What the record of an unfinished import says of its source and options."""
+        defaults = self.options["defaults"] or {}
+        kept = self.options, str(self.uuid), self.append, self.steps["one_pass"]
+        return {
+            "source": self.source.name,
+            "fingerprint": fingerprint_of(self.source.fingerprint, *kept),
+            "append": self.append,
+            "defaults": {name: np.asarray(value).tolist() for name, value in defaults.items()},
+            "command": self.command,
+            "directory": os.getcwd(),
+        }
+
+
+def _import_here(given: _Import) -> ImportReport:
+    """Import a source in this process; see ``import_dataset``."""
+    volume, source, skip_existing = given.volume, given.source, given.skip_existing
+    with _open_writer(given) as writer:
         if isinstance(writer, StepWriter) and writer.is_read:
             source.finish()
             return _finish(writer)
@@ -349,10 +415,10 @@ def import_dataset(
         is_known = previous.__contains__ if previous is not None and skip_existing else None
         labels = {} if previous is None else previous.labels()
         known = source.leave_out(is_known) if is_known else 0
-        meter = Meter(progress, *map(_less, (source.sample_count, source.sample_bytes), kept))
-        with closing(source.blocks(layout=writer.layout, seed=seed)) as blocks:
+        meter = Meter(given.progress, *map(_less, (source.sample_count, source.sample_bytes), kept))
+        with closing(source.blocks(layout=writer.layout, seed=given.options["seed"])) as blocks:
             for block in without_first(blocks, left, partial(_take_bad, source, writer)):
-                _check_labels(block, labels, source.name)
+                check_labels(block, labels, source.name)
                 new = without_known(block, is_known) if is_known else block
                 known += len(block.paths) - len(new.paths)
                 if (added := adder.add(new)) is not None:
@@ -364,8 +430,8 @@ def import_dataset(
         if known and not meter.samples:
             writer.abort()
             volume.refresh()
-            info = volume.versions(name)[-1]
-        elif writer.sample_count or allow_empty:
+            info = volume.versions(given.name)[-1]
+        elif writer.sample_count or given.allow_empty:
             info = _seal(writer, source, meter)
         else:
             raise _no_samples(source)
@@ -374,6 +440,60 @@ def import_dataset(
     counts = meter.samples, meter.bytes, meter.seconds
     empty, warnings = len(source.empty_directories), getattr(writer, "warnings", ())
     return ImportReport(info, *counts, skipped, empty, kept[0], bad, warnings)
+
+
+def _import_by_workers(given: _Import, workers: WorkersOptions) -> ImportReport:
+    """Import the parts of a source by workers; see ``import_dataset``."""
+    volume, source, name, options = given.volume, given.source, given.name, given.options
+    append, steps = given.append, dict(given.steps)
+    for unfinished in volume.unfinished():
+        if unfinished.name == name:
+            steps["step_bytes"] = unfinished.origin.get("step_bytes", steps["step_bytes"])
+    layout = cast(Layout, options["layout"] or volume.versions(name)[-1].layout)
+    division = divide(
+        source,
+        layout=layout,
+        seed=options["seed"],
+        part_bytes=steps["step_bytes"],
+        action=f"import {name} with workers",
+    )
+    with volume.parts_writer(
+        name,
+        given.origin,
+        append=append,
+        part_count=len(division),
+        workers=workers.count,
+        source_shuffled=source.gives_shuffled,
+        uuid=given.uuid,
+        expected_bytes=0 if append else source.sample_bytes or 0,
+        expected_samples=0 if append else source.sample_count or 0,
+        **steps,
+        **options,
+    ) as writer:
+        kept, is_read = writer.imported, writer.is_read
+        meter = Meter(given.progress, *map(_less, (source.sample_count, source.sample_bytes), kept))
+        parts = PartsImport(
+            volume, source, division, writer, workers, labels=writer.labels, show=meter.show
+        )
+        parts.run()
+        if not writer.imported[0] and not append and not given.allow_empty:
+            raise _no_samples(source)
+        skipped = Counter(source.skipped)
+        add_skipped(skipped, skipped_in_parts(writer, len(division)))
+        has_empty = bool(skipped.pop(EMPTY, 0))
+        if not is_read:
+            writer.origin[SKIPPED] = dict(skipped)
+            writer.origin[EMPTY] = len(source.empty_directories)
+        found = source.bad.report()
+        info = writer.seal(meter.seal, directories=source.empty_directories, bad=found)
+        bad = writer.bad.merged(found)
+    source.finish()
+    counts = *parts.done, meter.seconds
+    empty = len(source.empty_directories)
+    if has_empty and not append:  # another part may have samples in what is empty in one
+        with volume.dataset(name, info.version) as made:
+            empty = len(made.empty_directories())
+    return ImportReport(info, *counts, skipped, empty, kept[0], bad, writer.warnings)
 
 
 def _seal(writer: DatasetWriter | StepWriter, source: Source, meter: Meter) -> DatasetInfo:
@@ -420,34 +540,17 @@ def _finish(writer: StepWriter) -> ImportReport:
     return ImportReport(info, 0, 0, seconds, skipped, empty, kept, bad, warnings)
 
 
-def _open_writer(
-    volume: Volume,
-    source: Source,
-    name: str,
-    options: dict[str, Any],
-    append: bool,
-    steps: dict[str, Any],
-    command: Mapping[str, Any] | None,
-    uuid: UUID | None,
-) -> DatasetWriter | StepWriter:
+def _open_writer(given: _Import) -> DatasetWriter | StepWriter:
     """Return a writer for the samples of a source: in steps, if that can go on after a kill."""
-    given = {**options, "source_shuffled": source.gives_shuffled, "uuid": uuid}
+    volume, source, append = given.volume, given.source, given.append
+    options = {**given.options, "source_shuffled": source.gives_shuffled, "uuid": given.uuid}
     if not append:
-        given["expected_bytes"] = source.sample_bytes or 0
-        given["expected_samples"] = source.sample_count or 0
-    if steps["step_bytes"] is None or source.fingerprint is None:
-        return volume.append(name, **given) if append else volume.writer(name, **given)
-    defaults = options["defaults"] or {}
-    kept = options, str(uuid), append, steps["one_pass"]
-    origin = {
-        "source": source.name,
-        "fingerprint": fingerprint_of(source.fingerprint, *kept),
-        "append": append,
-        "defaults": {name: np.asarray(value).tolist() for name, value in defaults.items()},
-        "command": command,
-        "directory": os.getcwd(),
-    }
-    return volume.step_writer(name, origin, append=append, **steps, **given)
+        options["expected_bytes"] = source.sample_bytes or 0
+        options["expected_samples"] = source.sample_count or 0
+    if given.steps["step_bytes"] is None or source.fingerprint is None:
+        name = given.name
+        return volume.append(name, **options) if append else volume.writer(name, **options)
+    return volume.step_writer(given.name, given.origin, append=append, **given.steps, **options)
 
 
 def _go_on(source: Source, writer: StepWriter) -> int:
@@ -481,24 +584,6 @@ def _take_bad(source: Source, writer: DatasetWriter | StepWriter) -> None:
 
 def _less(total: int | None, kept: int) -> int | None:
     return None if total is None else max(0, total - kept)
-
-
-def _check_labels(block: SampleBlock, labels: Mapping[str, int], where: str) -> None:
-    """Check that classes have the labels that they have in the version appended to.
-
-    A folder of classes numbers its own classes, so another folder may number them differently.
-    """
-    columns = block.attributes
-    if not labels or "class" not in columns or "label" not in columns:
-        return
-    classes = {label: name for name, label in labels.items()}
-    for name, label in set(zip(columns["class"].tolist(), columns["label"].tolist(), strict=True)):
-        if labels.get(name, label) != label or classes.get(label, name) != name:
-            raise UsageError(
-                f"import {where}: expected the labels of the version appended to, got {label} for "
-                f"class {name!r}; there it is {labels.get(name, 'none')}, and {label} is "
-                f"{classes.get(label, 'none')!r}: import all classes as a new version"
-            )
 
 
 def _no_samples(source: Source) -> NotFoundError:

@@ -3,8 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProgress:
+    """Progress of one worker of an import.
+
+    Attributes:
+        name: its host and process.
+        part: number of its part of the source; None between two.
+        part_bytes: bytes of samples of the part that it has read.
+        part_total: size of the part in bytes; None between two.
+        bytes_done: bytes of all samples that it has read.
+        bytes_per_second: its rate in this part.
+        is_straggler: True if it is much slower than the others.
+    """
+
+    name: str
+    part: int | None
+    part_bytes: int
+    part_total: int | None
+    bytes_done: int
+    bytes_per_second: float
+    is_straggler: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +36,7 @@ class Progress:
 
     An import whose ``second_pass`` is True has read its source, and packs all samples once more. At
     the end of an import in steps, ``samples_sealed`` counts the samples that are in the directory
-    of the new version so far.
+    of the new version so far. ``workers`` has the workers of an import that has some.
     """
 
     samples_done: int
@@ -23,6 +46,7 @@ class Progress:
     seconds: float
     second_pass: bool = False
     samples_sealed: int = 0
+    workers: Sequence[WorkerProgress] = ()
 
     @property
     def bytes_per_second(self) -> float:
@@ -58,6 +82,7 @@ class Meter:
         self.samples = 0
         self.bytes = 0
         self._sealed = 0
+        self._workers: Sequence[WorkerProgress] = ()
         self._report()
 
     @property
@@ -69,6 +94,11 @@ class Meter:
         """Count samples as done."""
         self.samples += samples
         self.bytes += size_bytes
+        self._report()
+
+    def show(self, samples: int, size_bytes: int, workers: Sequence[WorkerProgress]) -> None:
+        """Set what is done so far, by workers."""
+        self.samples, self.bytes, self._workers = samples, size_bytes, workers
         self._report()
 
     def seal(self, samples: int) -> None:
@@ -87,6 +117,7 @@ class Meter:
                     bytes_total,
                     self.seconds,
                     samples_sealed=self._sealed,
+                    workers=self._workers,
                 )
             )
 

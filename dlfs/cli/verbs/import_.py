@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dlfs.ingest.importer import ImportReport
     from dlfs.ingest.registry import Format
     from dlfs.ingest.source import Source
+    from dlfs.ingest.workers.by_workers import WorkersOptions
 
 
 _NOT_KEPT = ("json", "formats", "resume", "abandon")
@@ -123,6 +124,7 @@ def import_dataset(
     spool_bytes: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
     step: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
     one_pass: Annotated[bool, typer.Option("--one-pass")] = False,
+    workers: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
     resume: Annotated[bool, typer.Option("--resume")] = False,
     abandon: Annotated[str | None, typer.Option(metavar="NAME")] = None,
     json: JsonOption = False,
@@ -171,6 +173,10 @@ def import_dataset(
             fetched, and a copy is deleted when its samples are committed; files that their format
             reads together are all copied.
         step: Bytes of samples after which the progress is committed: 2GiB. 0: only at the end.
+        workers: Processes of this machine that read and write parts of the source, for folders and
+            for several files or objects of a format; the dataset is the same. 0: none. By default
+            as many as there are cores, at most 8, for a source of more than 16 GiB with at least 4
+            parts, if the volume allows it; else none.
         one_pass: Shuffle within 256 MiB only, for a source that is shuffled already. By default a
             larger source that has to be read in its own order, such as an archive, is packed a
             second time, which takes its size of free space once more until the end.
@@ -185,6 +191,7 @@ def import_dataset(
         dlfs import cats dogs photos.img -n pets
         dlfs import new photos.img -n photos --append
         tar c photos | dlfs import - photos.img -n photos
+        dlfs import 'train-{000..099}.tar' photos.img -n train --workers 4
         dlfs import x.h5 photos.img -n x --option select=x
         dlfs import --resume photos.img
         dlfs import --abandon photos photos.img
@@ -262,10 +269,31 @@ def _run(command: dict[str, Any], *, json: bool) -> None:
             defaults=parse_defaults(command["default"]),
             step_bytes=STEP_BYTES if step is None else step or None,
             one_pass=command["one_pass"],
+            workers=_choose_workers(volume, attributed, command, step),
             command=_without_secrets(command),
             progress=bar.show,
         )
     _report(report, appended=append, json=json)
+
+
+def _choose_workers(
+    volume: Volume, source: Source, command: Mapping[str, Any], step: int | None
+) -> WorkersOptions | int:
+    """Return the workers of an import: those of the command, or those that its size calls for."""
+    from dlfs.ingest.workers.by_workers import WorkersOptions, default_workers
+
+    count, spool_bytes = command.get("workers"), parse_size(command.get("spool_bytes"))
+    if count is None:
+        plain = command["skip_bad"], command["skip_existing"], command["one_pass"], step == 0
+        if any(plain):
+            return 0
+        layout: Layout = command["layout"] or "shuffled"
+        seed = command["seed"]
+        count = default_workers(volume, source, layout, seed, step)
+    if not count:
+        return 0
+    spool = command["spool"]
+    return WorkersOptions(count, None if spool is None else os.path.abspath(spool), spool_bytes)
 
 
 def _without_secrets(command: dict[str, Any]) -> dict[str, Any] | None:

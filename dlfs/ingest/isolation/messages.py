@@ -8,7 +8,7 @@ Texts are bytes, because names of files may be no UTF-8.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -55,11 +55,23 @@ class NewBad(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, bad: BadRecords) -> NewBad:
         """Return the message of the bad records that none has yet."""
-        reasons, records = bad.take_new()
+        return cls.of_report(*bad.take_new())
+
+    @classmethod
+    def of_report(cls, reasons: Mapping[str, int], records: Iterable[BadRecord]) -> NewBad:
+        """Return the message of some bad records: number of them by kind, and the listed ones."""
         return cls(
             {to_bytes(kind): count for kind, count in reasons.items()},
             [(to_bytes(one.source), to_bytes(one.record), to_bytes(one.reason)) for one in records],
         )
+
+    def contents(self) -> tuple[dict[str, int], list[BadRecord]]:
+        """Return the number of bad records by kind, and the listed ones."""
+        records = [
+            BadRecord(to_text(source), to_text(record), to_text(reason))
+            for source, record, reason in self.records
+        ]
+        return {to_text(kind): count for kind, count in self.reasons.items()}, records
 
     def add_to(self, bad: BadRecords) -> None:
         """Add the bad records to those of the import.
@@ -67,11 +79,7 @@ class NewBad(msgspec.Struct, frozen=True):
         Raises:
             TooManyBadError: there are more than allowed.
         """
-        records = [
-            BadRecord(to_text(source), to_text(record), to_text(reason))
-            for source, record, reason in self.records
-        ]
-        bad.add({to_text(kind): count for kind, count in self.reasons.items()}, records)
+        bad.add(*self.contents())
 
 
 class Facts(msgspec.Struct, frozen=True, tag=True):

@@ -238,6 +238,7 @@ ALLOWED = {
     ("ingest/formats/zip.py", "ThreadPool"): "ends with the call",
     ("ingest/remote/fetching.py", "ThreadPool"): "ends with the import",
     ("ingest/remote/fetching.py", "Condition"): "ends with the import; its lock is a Lock",
+    ("ingest/workers/link.py", "Condition"): "ends with the worker; its lock is a Lock",
     ("store/locking.py", "ThreadPool"): "ends with the call",
     ("adapters/torch/samples.py", "ThreadPool"): "SampleDataset makes one in each process",
     ("adapters/torch/checkpoint/staging.py", "ThreadPool"): "made anew in each process",
