@@ -1,8 +1,8 @@
 """Fixtures for all tests, and what a machine must have for them.
 
 A test marked ``containers``, ``fuse``, ``jupyterhub``, ``qemu``, ``root``, ``slurm``, ``spdk`` or
-``uring`` is skipped, with the reason, where the machine lacks it, ``torch`` and ``frameworks``
-where those packages are missing.
+``uring`` is skipped, with the reason, where the machine lacks it, ``torch``, ``ray`` and
+``frameworks`` where those packages are missing.
 CI names what it has in ``DLFS_REQUIRE`` (such as ``fuse,root,uring``); there, lacking it fails the
 test, so that no skip goes unseen. Hypothesis has no limit on the time of an example: a busy machine
 would fail a test for nothing. CI draws the same examples in every run, so that a failure is about
@@ -76,6 +76,12 @@ def _lacks_hub() -> str | None:
     return lacks_hub() if wanted else "takes minutes: make test-jupyterhub"
 
 
+def _lacks_ray() -> str | None:
+    if importlib.util.find_spec("ray") is None:
+        return "no ray (make test PACKAGES='ray[client]')"
+    return None
+
+
 def _lacks_torch() -> str | None:
     if importlib.util.find_spec("torch") is None:
         return "no torch (make test PACKAGES=torch)"
@@ -95,6 +101,7 @@ _LACKS: dict[str, Callable[[], str | None]] = {
     "fuse": _lacks_fuse,
     "jupyterhub": _lacks_hub,
     "qemu": lacks_guest,
+    "ray": _lacks_ray,
     "root": _lacks_root,
     "slurm": _lacks_slurm,
     "spdk": lacks_spdk,

@@ -79,6 +79,7 @@ _PANELS = {
     },
     "Datasets": {
         "import": "import_:import_dataset",
+        "import-worker": "import_worker:import_worker",
         "ls": "ls:ls",
         "stat": "stat:stat",
         "cat": "cat:cat",

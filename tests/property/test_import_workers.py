@@ -236,7 +236,7 @@ class World:
         if process.has_ended or process.is_cut_off:
             return
         if isinstance(message, Hello):
-            process.joined = self.coordinator.join(message, self.now_s)
+            process.joined = self.coordinator.join(message, self.now_s, can_be_killed=True)
         elif process.joined is not None:
             self.coordinator.receive(process.joined, message, self.now_s)
         self.act()

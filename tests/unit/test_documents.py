@@ -33,6 +33,7 @@ MARKS = {
     "docs/mount.md": [pytest.mark.fuse],
     "docs/pytorch.md": [pytest.mark.torch],
     "docs/service.md": [pytest.mark.fuse],
+    "docs/workers.md: Ray": [pytest.mark.ray],
 }
 """Requirements of the examples, by page, or by page and section."""
 

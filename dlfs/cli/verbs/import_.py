@@ -43,11 +43,13 @@ if TYPE_CHECKING:
     from dlfs.ingest.importer import ImportReport
     from dlfs.ingest.registry import Format
     from dlfs.ingest.source import Source
-    from dlfs.ingest.workers.by_workers import WorkersOptions
+    from dlfs.ingest.workers.by_workers import StartLauncher, WorkersOptions
 
 
 _NOT_KEPT = ("json", "formats", "resume", "abandon")
 """Parameters that an unfinished import does not keep for ``--resume``."""
+_JOINED_COUNT = 16
+"""Number of workers that an import reckons with if it is not known before."""
 _BAD_SHOWN_MAX = 10
 """Most bad records that the end of an import names."""
 
@@ -124,7 +126,9 @@ def import_dataset(
     spool_bytes: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
     step: Annotated[str | None, typer.Option(metavar="SIZE")] = None,
     one_pass: Annotated[bool, typer.Option("--one-pass")] = False,
-    workers: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
+    workers: Annotated[str | None, typer.Option(metavar="N|RAY")] = None,
+    join_file: Annotated[str | None, typer.Option(metavar="FILE")] = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST[:PORT]")] = None,
     resume: Annotated[bool, typer.Option("--resume")] = False,
     abandon: Annotated[str | None, typer.Option(metavar="NAME")] = None,
     json: JsonOption = False,
@@ -176,10 +180,15 @@ def import_dataset(
         workers: Processes of this machine that read and write parts of the source, for folders and
             for several files or objects of a format; the dataset is the same. 0: none. By default
             as many as there are cores, at most 8, for a source of more than 16 GiB with at least 4
-            parts, if the volume allows it; else none.
+            parts, if the volume allows it; else none. Or workers on Ray: ray, ray:ADDRESS or
+            ray://HOST:PORT, with options as in 'ray://HOST:PORT?workers=8&cpus=2'.
         one_pass: Shuffle within 256 MiB only, for a source that is shuffled already. By default a
             larger source that has to be read in its own order, such as an archive, is packed a
             second time, which takes its size of free space once more until the end.
+        join_file: Let workers join that dlfs import-worker FILE starts, anywhere: write what they
+            need to this file, mode 0600, until the import ends.
+        listen: Address of this host at which workers elsewhere reach it. By default that of its
+            name, or of its way to the Ray cluster.
         resume: Go on with the unfinished import of the volume, which is the only argument; with
             --name if there are several.
         abandon: Free the space of the unfinished import of this name; the volume is the only
@@ -235,6 +244,7 @@ def _run(command: dict[str, Any], *, json: bool) -> None:
     options |= {"prefix_shards": True} if command["prefix_shards"] else {}
     _check(command["arguments"], name, append=append, skip_existing=skip_existing)
     *sources, uri = command["arguments"]
+    wanted = _wanted_workers(command)
     with (
         _reader_started(sources[0], format_name),
         _open_last(sources, uri) as volume,
@@ -269,31 +279,54 @@ def _run(command: dict[str, Any], *, json: bool) -> None:
             defaults=parse_defaults(command["default"]),
             step_bytes=STEP_BYTES if step is None else step or None,
             one_pass=command["one_pass"],
-            workers=_choose_workers(volume, attributed, command, step),
+            workers=_choose_workers(volume, attributed, command, step, wanted),
             command=_without_secrets(command),
             progress=bar.show,
         )
     _report(report, appended=append, json=json)
 
 
+def _wanted_workers(command: Mapping[str, Any]) -> tuple[int, StartLauncher | None] | None:
+    """Return the number of workers that a command asks for, and what starts them; None without."""
+    workers, join_file, listen = (command.get(key) for key in ("workers", "join_file", "listen"))
+    if workers is None and join_file is None:
+        if listen is not None:
+            raise UsageError("import --listen: expected --workers or --join-file as well")
+        return None
+    if workers == "0" and join_file is None:
+        return 0, None
+    from dlfs.ingest.workers.addresses import parse_listen
+    from dlfs.ingest.workers.engines import parse_workers
+    from dlfs.ingest.workers.starting import start_workers
+
+    wanted = None if workers in (None, "0") else parse_workers(workers)
+    address = None if listen is None else parse_listen(listen)
+    count = _JOINED_COUNT if wanted is None or wanted.count is None else wanted.count
+    return count, start_workers(wanted, listen=address, join_file=join_file)
+
+
 def _choose_workers(
-    volume: Volume, source: Source, command: Mapping[str, Any], step: int | None
+    volume: Volume,
+    source: Source,
+    command: Mapping[str, Any],
+    step: int | None,
+    wanted: tuple[int, StartLauncher | None] | None,
 ) -> WorkersOptions | int:
     """Return the workers of an import: those of the command, or those that its size calls for."""
     from dlfs.ingest.workers.by_workers import WorkersOptions, default_workers
 
-    count, spool_bytes = command.get("workers"), parse_size(command.get("spool_bytes"))
-    if count is None:
+    if wanted is None:
         plain = command["skip_bad"], command["skip_existing"], command["one_pass"], step == 0
         if any(plain):
             return 0
         layout: Layout = command["layout"] or "shuffled"
-        seed = command["seed"]
-        count = default_workers(volume, source, layout, seed, step)
+        wanted = default_workers(volume, source, layout, command["seed"], step), None
+    count, start = wanted
     if not count:
         return 0
-    spool = command["spool"]
-    return WorkersOptions(count, None if spool is None else os.path.abspath(spool), spool_bytes)
+    spool, spool_bytes = command["spool"], parse_size(command.get("spool_bytes"))
+    spool = None if spool is None else os.path.abspath(spool)
+    return WorkersOptions(count, spool, spool_bytes, start)
 
 
 def _without_secrets(command: dict[str, Any]) -> dict[str, Any] | None:

@@ -52,9 +52,9 @@ STRAGGLER_FACTOR = 3.0
 STRAGGLER_S = 10.0
 """Time that a worker must have been at its part to be one, in seconds."""
 
-StartLauncher = Callable[[ExitStack, int], tuple[Listener, Launcher]]
-"""Makes the listener of an import and what starts its workers, at most a number of them; both end
-with the stack."""
+StartLauncher = Callable[[ExitStack, int, GrantTimes], tuple[Listener, Launcher]]
+"""Makes the listener of an import and what starts its workers, at most a number of them, given the
+durations of grants; both end with the stack."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class WorkersOptions:
     start: StartLauncher | None = None
 
 
-def start_processes(stack: ExitStack, count: int) -> tuple[Listener, Launcher]:
+def start_processes(stack: ExitStack, count: int, _times: GrantTimes) -> tuple[Listener, Launcher]:
     """Start workers that are processes of this host; see ``StartLauncher``."""
     listener = stack.enter_context(Listener())
     return listener, ProcessLauncher(count, listener.invitation)
@@ -182,7 +182,7 @@ class PartsImport:
             times = grant_times(devices)
             coordinator = self._coordinator = self._make_coordinator(times)
             count = min(self._options.count, max(1, coordinator.wanted_workers))
-            listener, launcher = (self._options.start or start_processes)(stack, count)
+            listener, launcher = (self._options.start or start_processes)(stack, count, times)
             server = ImportServer(
                 coordinator, self._writer, devices, self._describe, listener, launcher, self._tick
             )

@@ -349,15 +349,27 @@ class Coordinator:
 
     # ---- workers ---------------------------------------------------------------------------------
 
-    def join(self, hello: Hello, now_s: float) -> int | None:
+    def join(self, hello: Hello, now_s: float, *, can_be_killed: bool) -> int | None:
         """Take a worker in that has proved who it is.
+
+        Args:
+            hello: what it says of itself.
+            now_s: the time.
+            can_be_killed: True if the caller can kill its process.
 
         Returns:
             Its number; None if there are as many as there may be.
 
         Raises:
             FormatError: it is of another version.
+            UsageError: its writes have no deadline, and it cannot be killed.
         """
+        if not can_be_killed and not self._times.expire:
+            raise UsageError(
+                "join an import: expected a process of the coordinator's host that it can kill, as "
+                "writes to files and disks have no deadline, got one of "
+                f"{hello.host}, process {hello.pid}"
+            )
         if hello.protocol != PROTOCOL_VERSION:
             raise FormatError(
                 f"join an import: expected version {PROTOCOL_VERSION} of its messages, got "
@@ -429,11 +441,12 @@ class Coordinator:
             self._grants.give_back(holder)
 
     def end(self, reason: str) -> None:
-        """Tell all workers to end."""
+        """Tell all workers to end; if the import has failed, with its error."""
+        failure = None if self.failure is None else Failed.of(self.failure, None)
         for worker in self.workers.values():
             if not worker.is_ending:
                 worker.is_ending = True
-                self._actions.append(Send(worker.number, End(reason)))
+                self._actions.append(Send(worker.number, End(reason, failure)))
 
     def _lose(self, worker: WorkerState, reason: str, *, counts: bool = True) -> None:
         """Remove a worker that has not ended as it was told.

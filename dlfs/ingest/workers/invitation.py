@@ -18,19 +18,55 @@ import secrets
 import socket
 import ssl
 import stat
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dlfs._native.certificates import make_certificate
 from dlfs.base.closing import closed_on_error
-from dlfs.errors import DeviceError, NotFoundError, UsageError
+from dlfs.errors import (
+    DeviceError,
+    DlfsError,
+    ExistsError,
+    NotFoundError,
+    UsageError,
+    restore_error,
+)
 
 VARIABLE = "DLFS_IMPORT_INVITATION"
 """Environment variable of a worker with its invitation."""
 CONNECT_S = 30.0
 """Longest time in which a worker tries to connect, in seconds."""
 _SECRET_BYTES = 32
-_UNIX, _TCP = "unix", "tcp"
+_MAGIC = "dlfs-import"
+_ENDED = "dlfs-import-ended"
+_NONE = "-"
+_TEXT_CHARACTERS_MAX = 2000
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class CannotJoinError(DeviceError):
+    """No coordinator answers where the invitation says."""
+
+
+class ImportEndedError(DeviceError):
+    """The import of an invitation has ended.
+
+    Attributes:
+        failure: its error; None if it is complete.
+    """
+
+    def __init__(self, failure: DlfsError | None) -> None:
+        super().__init__("join an import: it has ended", 0)
+        self.failure = failure
+
+
+def boot_id() -> str:
+    """Return the ID of this host's running system; empty if it has none."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -38,13 +74,17 @@ class Invitation:
     """What a worker needs to join an import.
 
     Attributes:
-        host: name or address of the coordinator's host; the name of an abstract UNIX socket.
-        port: its TCP port; 0 for a UNIX socket.
-        fingerprint: SHA-256 of its certificate, in hexadecimal digits; empty for a UNIX socket.
-        secret: the secret of the import, in hexadecimal digits; empty for a UNIX socket.
+        socket_name: name of the abstract UNIX socket on the coordinator's host.
+        boot_id: ID of that host's running system.
+        host: name or address of that host for workers elsewhere; empty if they cannot join.
+        port: its TCP port.
+        fingerprint: SHA-256 of its certificate, in hexadecimal digits.
+        secret: the secret of the import, in hexadecimal digits.
     """
 
-    host: str
+    socket_name: str
+    boot_id: str
+    host: str = ""
     port: int = 0
     fingerprint: str = ""
     secret: str = field(default="", repr=False)
@@ -52,9 +92,10 @@ class Invitation:
     @property
     def text(self) -> str:
         """The invitation as text, which ``parse`` reads."""
-        if not self.port:
-            return f"{_UNIX} {self.host}"
-        return f"{_TCP} {self.host} {self.port} {self.fingerprint} {self.secret}"
+        words = [_MAGIC, self.socket_name, self.boot_id or _NONE]
+        if self.host:
+            words += [self.host, str(self.port), self.fingerprint, self.secret]
+        return " ".join(words)
 
     @classmethod
     def parse(cls, text: str) -> Invitation:
@@ -63,13 +104,13 @@ class Invitation:
         Raises:
             UsageError: the text is none. The message has no part of it.
         """
-        kind, *words = text.split()
-        if kind == _UNIX and len(words) == 1:
-            return cls(words[0])
+        words = ["" if word == _NONE else word for word in text.split()]
+        if words[:1] == [_MAGIC] and len(words) == 3:
+            return cls(words[1], words[2])
         sizes = [2 * hashlib.sha256().digest_size, 2 * _SECRET_BYTES]
-        is_tcp = kind == _TCP and len(words) == 4 and words[1].isdecimal()
-        if is_tcp and int(words[1]) < 1 << 16 and [len(word) for word in words[2:]] == sizes:
-            return cls(words[0], int(words[1]), words[2], words[3])
+        is_long = words[:1] == [_MAGIC] and [len(word) for word in words[5:]] == sizes
+        if is_long and words[4].isdecimal() and int(words[4][:6]) < 1 << 16:
+            return cls(words[1], words[2], words[3], int(words[4]), words[5], words[6])
         raise UsageError("join an import: expected an invitation as the coordinator wrote it")
 
     @classmethod
@@ -78,6 +119,7 @@ class Invitation:
 
         Raises:
             NotFoundError: there is no such file.
+            ImportEndedError: the import has ended.
             UsageError: other users can read it, or it is no invitation.
         """
         try:
@@ -95,52 +137,70 @@ class Invitation:
                 f"read the invitation {path}: expected a file of this user with mode 0600, got "
                 f"mode {stat.S_IMODE(status.st_mode):04o} of user {status.st_uid}"
             )
-        return cls.parse(data.decode("utf-8", "replace"))
+        text = data.decode("utf-8", "replace")
+        if text.startswith(f"{_ENDED} "):
+            kind, _, reason = text.removeprefix(f"{_ENDED} ").strip().partition(" ")
+            raise ImportEndedError(None if kind == _NONE else restore_error(kind, reason))
+        return cls.parse(text)
 
     def write(self, path: str) -> None:
-        """Write the invitation to a new file of mode 0600.
+        """Write the invitation to a file of mode 0600, in place of one of an earlier import.
 
         Raises:
-            DeviceError: the file exists, or cannot be written.
+            ExistsError: there is another file.
+            DeviceError: it cannot be written.
         """
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            with open(os.open(path, flags, 0o600), "w") as file:
-                file.write(self.text + "\n")
-        except OSError as error:
-            raise DeviceError(
-                f"write the invitation {path}: {error.strerror}", error.errno or 0
-            ) from error
+        _check_replaceable(path)
+        _write(path, self.text)
 
-    def connect(self) -> socket.socket:
+    def end(self, path: str, error: BaseException | None) -> None:
+        """Put how the import has ended in place of this invitation, if the file still has it.
+
+        Args:
+            path: the file.
+            error: error of the import; None if it is complete.
+        """
+        kind, text = _NONE, ""
+        if error is not None:
+            kind = type(error).__name__ if isinstance(error, DlfsError) else DeviceError.__name__
+            text = str(error) if isinstance(error, DlfsError) else "the import was interrupted"
+        with suppress(DlfsError, OSError):
+            if Invitation.read(path) == self:
+                _write(path, f"{_ENDED} {kind} {' '.join(text.split())[:_TEXT_CHARACTERS_MAX]}")
+
+    def connect(self) -> tuple[socket.socket, ssl.SSLContext | None]:
         """Connect to the coordinator.
 
+        Returns:
+            The socket, and the worker's side of TLS, which takes any certificate: the one that was
+            received is to be checked by ``check_certificate`` before the secret is sent. None for
+            the UNIX socket.
+
         Raises:
+            UsageError: this is another host, from which no worker can join.
             DeviceError: nothing listens there.
         """
+        if self.boot_id and self.boot_id == boot_id():
+            try:
+                return self._connect_here(), None
+            except OSError as error:  # ended, or in another network namespace
+                if not self.host:
+                    raise _failure("the coordinator on this host", error) from error
+        if not self.host:
+            raise UsageError(
+                "join an import: expected a worker on the coordinator's host, as the import takes "
+                "no others, got one on another host"
+            )
         try:
-            if self.port:
-                return socket.create_connection((self.host, self.port), CONNECT_S)
-            made = socket.socket(socket.AF_UNIX)
-            with closed_on_error(made):
-                made.connect(_abstract(self.host))
-            return made
+            made = socket.create_connection((self.host, self.port), CONNECT_S)
         except OSError as error:
-            where = f"{self.host}:{self.port}" if self.port else self.host
-            raise DeviceError(
-                f"join an import: connect to {where}: {error.strerror or error}", error.errno or 0
-            ) from error
+            raise _failure(f"{self.host}:{self.port}", error) from error
+        return made, _any_certificate()
 
-    def context(self) -> ssl.SSLContext | None:
-        """Return the worker's side of TLS, which takes any certificate; None for a UNIX socket.
-
-        ``check_certificate`` then checks the one that was received, before the secret is sent.
-        """
-        if not self.port:
-            return None
-        made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
-        made.minimum_version = ssl.TLSVersion.TLSv1_3
+    def _connect_here(self) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX)
+        with closed_on_error(made):
+            made.connect(abstract_address(self.socket_name))
         return made
 
     def check_certificate(self, certificate: bytes) -> None:
@@ -149,7 +209,7 @@ class Invitation:
         Raises:
             UsageError: it is another one.
         """
-        if self.port and not hmac.compare_digest(_fingerprint(certificate), self.fingerprint):
+        if not hmac.compare_digest(_fingerprint(certificate), self.fingerprint):
             raise UsageError(
                 f"join an import: expected the coordinator of the invitation at {self.host}:"
                 f"{self.port}, got a server with another certificate"
@@ -193,15 +253,66 @@ class Credentials:
         """Return True if a worker has sent the secret."""
         return hmac.compare_digest(secret, self.secret)
 
-    def invite(self, host: str, port: int) -> Invitation:
-        """Return the invitation to a coordinator at an address."""
-        return Invitation(host, port, self.fingerprint, self.secret.hex())
+
+def clear_ended(path: str) -> None:
+    """Remove a file that says how an earlier import has ended."""
+    with suppress(DlfsError, OSError):
+        try:
+            Invitation.read(path)
+        except ImportEndedError:
+            os.unlink(path)
+
+
+def _write(path: str, text: str) -> None:
+    """Write a file of mode 0600, in place of the one that is there."""
+    made = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        with open(os.open(made, flags, 0o600), "w", errors="replace") as file:
+            file.write(text + "\n")
+        try:
+            os.replace(made, path)
+        except OSError:
+            os.unlink(made)
+            raise
+    except OSError as error:
+        raise DeviceError(
+            f"write the invitation {path}: {error.strerror}", error.errno or 0
+        ) from error
+
+
+def _check_replaceable(path: str) -> None:
+    """Check that there is no file, or one with an invitation."""
+    try:
+        status = os.lstat(path)
+        if stat.S_ISREG(status.st_mode) and not status.st_size:
+            return
+        Invitation.read(path)
+    except (NotFoundError, FileNotFoundError, ImportEndedError):
+        return
+    except (DlfsError, OSError) as error:
+        raise ExistsError(
+            f"write the invitation {path}: expected no file, or one of an earlier import, got "
+            "another file"
+        ) from error
+
+
+def _failure(where: str, error: OSError) -> DeviceError:
+    text = error.strerror or error
+    return CannotJoinError(f"join an import: connect to {where}: {text}", error.errno or 0)
+
+
+def _any_certificate() -> ssl.SSLContext:
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    made.minimum_version = ssl.TLSVersion.TLSv1_3
+    return made
 
 
 def _fingerprint(certificate: bytes) -> str:
     return hashlib.sha256(certificate).hexdigest()
 
 
-def _abstract(name: str) -> str:
+def abstract_address(name: str) -> str:
     """Return the address of an abstract UNIX socket, unix(7)."""
     return f"\0{name}"

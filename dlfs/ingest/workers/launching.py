@@ -153,7 +153,7 @@ class ProcessLauncher:
                 stdin=subprocess.DEVNULL,
                 stdout=pipe.write,
                 stderr=pipe.write,
-                env=_environment(self._invitation),
+                env=worker_environment(self._invitation),
                 process_group=0,
             )
         except OSError as error:
@@ -175,7 +175,7 @@ class ProcessLauncher:
             self._children.pop()
 
 
-def _environment(invitation: Invitation) -> dict[str, str]:
+def worker_environment(invitation: Invitation) -> dict[str, str]:
     """Return the environment of a process, which finds the packages of this one."""
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
     return {**os.environ, VARIABLE: invitation.text, "PYTHONPATH": paths}

@@ -74,12 +74,13 @@ class Link:
         ends_process: bool = False,
     ) -> None:
         self._ends_process = ends_process
-        self._connection = Connection(
-            invitation.connect(), from_coordinator, context=invitation.context()
-        )
+        connected, context = invitation.connect()
+        self._connection = Connection(connected, from_coordinator, context=context)
         try:
-            self._shake_hands(invitation)
-            hello = make_hello(bytes.fromhex(invitation.secret))
+            self._shake_hands()
+            if context is not None:
+                invitation.check_certificate(self._connection.certificate())
+            hello = make_hello(bytes.fromhex("" if context is None else invitation.secret))
             self._worker = Worker(hello, boot_clock())
             self._changed = threading.Condition(Lock())
             self._devices: Sequence[BlockDevice] = ()
@@ -94,14 +95,13 @@ class Link:
             self._connection.close()
             raise
 
-    def _shake_hands(self, invitation: Invitation) -> None:
-        """Complete TLS, and check whom this is."""
+    def _shake_hands(self) -> None:
+        """Complete TLS."""
         until_s = boot_clock() + CONNECT_S
         while not self._connection.has_handshaken:
             self._connection.flush()
             self._poll(until_s)
             self._connection.receive()
-        invitation.check_certificate(self._connection.certificate())
 
     def _poll(self, until_s: float) -> None:
         poll = select.poll()
@@ -112,6 +112,13 @@ class Link:
             )
 
     # ---- for the worker's own thread -------------------------------------------------------------
+
+    @property
+    def failure(self) -> DlfsError | None:
+        """The error of the import, or of this worker's joining; None without."""
+        with self._changed:
+            told = self._worker.failure
+            return None if told is None else told.error()
 
     def welcome(self) -> Welcome:
         """Wait for the coordinator's answer, and return it.

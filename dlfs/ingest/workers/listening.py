@@ -19,12 +19,18 @@ import select
 import socket
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 from dlfs._native.handle import Descriptor
 from dlfs.base.closing import closed_on_error
 from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.ingest.workers.connection import Connection
-from dlfs.ingest.workers.invitation import Credentials, Invitation
+from dlfs.ingest.workers.invitation import (
+    Credentials,
+    Invitation,
+    abstract_address,
+    boot_id,
+)
 from dlfs.ingest.workers.messages import AnyMessage, Hello, from_worker
 
 HANDSHAKE_S = 10.0
@@ -44,13 +50,16 @@ class Peer:
 
     Attributes:
         connection: the connection.
-        process: pidfd of the process; None over TCP.
+        process: pidfd of the process; None over TCP, or if it is in a PID namespace that this
+            process does not see.
         until_s: time by which it must have proved who it is.
+        is_proved: True if the kernel has said who it is.
     """
 
     connection: Connection
     process: Descriptor | None
     until_s: float
+    is_proved: bool
 
     def close(self) -> None:
         """Close the connection, and release the process."""
@@ -60,14 +69,15 @@ class Peer:
 
 
 class Listener:
-    """A listening socket. A context manager, which closes it.
+    """The listening sockets of an import. A context manager, which closes them.
 
     Args:
-        host: address to listen at by TCP; None for a UNIX socket.
+        host: address to listen at by TCP for workers elsewhere; None for this host only.
         port: TCP port; 0 for any that is free.
         shown: name of this host for workers elsewhere; by default the address.
 
     Attributes:
+        sockets: the sockets.
         invitation: what workers need to join.
 
     Raises:
@@ -77,40 +87,54 @@ class Listener:
 
     def __init__(self, host: str | None = None, port: int = 0, shown: str | None = None) -> None:
         self._credentials = None if host is None else Credentials.make()
+        self.sockets: list[socket.socket] = []
+        with closed_on_error(self):
+            name = f"dlfs-import-{secrets.token_hex(_NAME_BYTES)}"
+            self._listen(socket.AF_UNIX, abstract_address(name), "a UNIX socket")
+            self.invitation = Invitation(name, boot_id())
+            if host is not None and self._credentials is not None:
+                number = self._listen_by_tcp(host, port)
+                secret = self._credentials.secret.hex()
+                fingerprint = self._credentials.fingerprint
+                self.invitation = Invitation(
+                    name, boot_id(), shown or host, number, fingerprint, secret
+                )
+
+    def _listen_by_tcp(self, host: str, port: int) -> int:
+        """Listen at an address; return the port."""
         try:
-            if host is None:
-                self._socket = socket.socket(socket.AF_UNIX)
-            else:
-                family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-                self._socket = socket.socket(family)
-            with closed_on_error(self):
-                self.invitation = self._listen(host, port, shown)
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise DeviceError(
-                f"listen for workers at {host or 'a UNIX socket'}: {error.strerror or error}",
-                error.errno or 0,
+                f"listen for workers at {host}: {error.strerror}", error.errno or 0
+            ) from error
+        family, _, _, _, address = found[0]
+        self._listen(family, address, f"{host}:{port}" if port else host)
+        return int(self.sockets[-1].getsockname()[1])
+
+    def _listen(self, family: int, address: Any, shown: str) -> None:
+        made = socket.socket(family)
+        self.sockets.append(made)
+        made.setblocking(False)
+        if family != socket.AF_UNIX:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # that of a killed one
+        try:
+            made.bind(address)
+            made.listen(BACKLOG)
+        except OSError as error:
+            raise DeviceError(
+                f"listen for workers at {shown}: {error.strerror}", error.errno or 0
             ) from error
 
-    def _listen(self, host: str | None, port: int, shown: str | None) -> Invitation:
-        self._socket.setblocking(False)
-        if host is None or self._credentials is None:
-            name = f"dlfs-import-{secrets.token_hex(_NAME_BYTES)}"
-            self._socket.bind(f"\0{name}")
-            found = Invitation(name)
-        else:
-            self._socket.bind((host, port))
-            found = self._credentials.invite(shown or host, self._socket.getsockname()[1])
-        self._socket.listen(BACKLOG)
-        return found
+    def accept(self, listening: socket.socket, now_s: float) -> Peer | None:
+        """Return the next peer that connects; None if there is none, or it may not join.
 
-    def fileno(self) -> int:
-        """Return the descriptor of the socket."""
-        return self._socket.fileno()
-
-    def accept(self, now_s: float) -> Peer | None:
-        """Return the next peer that connects; None if there is none, or it may not join."""
+        Args:
+            listening: one of ``sockets``.
+            now_s: the time.
+        """
         try:
-            connected, _ = self._socket.accept()
+            connected, _ = listening.accept()
         except OSError:  # nothing there, it has gone, or no descriptor is left
             return None
         try:
@@ -121,10 +145,15 @@ class Listener:
             return None
 
     def _take(self, connected: socket.socket, now_s: float) -> Peer:
-        context = None if self._credentials is None else self._credentials.context
-        process = None if self._credentials is not None else _process_of(connected)
+        until_s = now_s + HANDSHAKE_S
+        if connected.family == socket.AF_UNIX:
+            process = _process_of(connected)
+            made = Connection(connected, from_worker, is_server=True)
+            return Peer(made, process, until_s, is_proved=True)
+        assert self._credentials is not None
+        context = self._credentials.context
         made = Connection(connected, from_worker, context=context, is_server=True)
-        return Peer(made, process, now_s + HANDSHAKE_S)
+        return Peer(made, None, until_s, is_proved=False)
 
     def admit(self, peer: Peer, message: AnyMessage) -> Hello:
         """Admit a peer by its first message.
@@ -134,14 +163,16 @@ class Listener:
         """
         if not isinstance(message, Hello):
             raise UsageError(f"join an import: expected Hello, got {type(message).__name__}")
-        if self._credentials is not None and not self._credentials.proves(message.secret):
+        known = self._credentials
+        if not peer.is_proved and (known is None or not known.proves(message.secret)):
             raise UsageError("join an import: expected the secret of this import, got another one")
         peer.connection.admit()
         return message
 
     def close(self) -> None:
-        """Close the socket; closing it again does nothing."""
-        self._socket.close()
+        """Close the sockets; closing them again does nothing."""
+        for each in self.sockets:
+            each.close()
 
     def __enter__(self) -> Listener:
         return self
@@ -150,11 +181,14 @@ class Listener:
         self.close()
 
 
-def _process_of(connected: socket.socket) -> Descriptor:
+def _process_of(connected: socket.socket) -> Descriptor | None:
     """Return a pidfd of the process at the other end of a UNIX socket.
 
+    Returns:
+        The pidfd; None if the process is in a PID namespace that this one does not see.
+
     Raises:
-        UsageError: it is of another user, or in a PID namespace that this process does not see.
+        UsageError: it is of another user, or has ended.
         OSError: it has ended.
     """
     raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -162,7 +196,7 @@ def _process_of(connected: socket.socket) -> Descriptor:
     if uid != os.geteuid():
         raise UsageError(f"join an import: expected a process of user {os.geteuid()}, got {uid}")
     if not pid:
-        raise UsageError("join an import: expected a process of this PID namespace, got another")
+        return None
     process = Descriptor()
     process.fill(os.pidfd_open, pid)
     # A process that has ended has closed its socket before its ID could name another one.

@@ -295,9 +295,16 @@ class StepCommitted(Message, frozen=True):
 
 
 class End(Message, frozen=True):
-    """End a worker. Answered by ``Ended``."""
+    """End a worker, or refuse it in place of ``Welcome``. Answered by ``Ended``.
+
+    Attributes:
+        reason: why.
+        failure: the error of the import, or of the worker that is refused; None if the import is
+            complete.
+    """
 
     reason: Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS_MAX)]
+    failure: Failed | None = None
 
 
 FromWorker = Hello | Ready | Renew | NeedChunks | ProgressMade | StepMade | Failed | Ended

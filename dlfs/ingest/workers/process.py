@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 
 from dlfs._native.processes import die_with_parent
 from dlfs.block import BlockDevice, open_device
@@ -40,7 +39,7 @@ from dlfs.ingest.workers.import_setup import (
     decode_before,
     decode_setup,
 )
-from dlfs.ingest.workers.invitation import VARIABLE, Invitation
+from dlfs.ingest.workers.invitation import VARIABLE, CannotJoinError, Invitation, boot_id
 from dlfs.ingest.workers.link import Link, WorkerEndedError
 from dlfs.ingest.workers.messages import PROTOCOL_VERSION, Hello, ProgressMade, StartPart
 from dlfs.volume.volume import open as open_volume
@@ -49,7 +48,6 @@ PROGRESS_S = 0.5
 """Least time between two reports of a part's progress, in seconds."""
 ALL_BAD = "100%"
 """Bad records that a worker allows, if the import allows any: the coordinator counts all."""
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 OnSamples = Callable[[int, SampleBlock], None]
 """Called with the number of a part and a block of its samples that is being packed."""
@@ -79,7 +77,7 @@ class GrantedChunks:
 
 def run_worker(
     invitation: Invitation, *, on_samples: OnSamples | None = None, is_process: bool = False
-) -> None:
+) -> DlfsError | None:
     """Import parts until the coordinator ends the worker.
 
     Args:
@@ -88,24 +86,37 @@ def run_worker(
             returns.
         is_process: True if the process is nothing but a worker, and may be ended.
 
+    Returns:
+        The error with which the import has failed, or the worker was refused; None if it is
+        complete.
+
     Raises:
-        DlfsError: the worker could not join, or failed; the coordinator knows it.
+        CannotJoinError: no coordinator answers.
+        DlfsError: the worker failed; the coordinator knows it.
         StaleError: the worker is lost: its connection or its right to write has ended.
     """
     with Link(invitation, _hello, ends_process=is_process) as link:
         try:
             _join(link, on_samples)
         except WorkerEndedError as ended:
-            raise StaleError(f"import as a worker: {ended}") from ended
-        except LeaseLostError:
+            if link.failure is None:
+                raise StaleError(f"import as a worker: {ended}") from ended
+            link.report_end()
+        except (LeaseLostError, CannotJoinError):
             raise  # it could not renew its right to write: another worker takes its part
         except (DlfsError, OSError, MemoryError) as error:
             link.report_failure(error)
             raise
+        return link.failure
 
 
 def _join(link: Link, on_samples: OnSamples | None) -> None:
-    welcome = link.welcome()
+    try:
+        welcome = link.welcome()
+    except WorkerEndedError as ended:
+        if link.failure is None:
+            raise CannotJoinError(f"join an import: {ended}", 0) from ended
+        raise
     setup = decode_setup(welcome.setup)
     with _devices(setup, welcome.slot) as (devices, geometry):
         link.be_ready(devices)
@@ -247,14 +258,6 @@ def _hello(secret: bytes) -> Hello:
         boot_id(),
         os.getpid(),
     )
-
-
-def boot_id() -> str:
-    """Return the ID of the running system; empty if it has none."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import logging
 import os
 import selectors
 import signal
+import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
@@ -41,7 +42,7 @@ from dlfs.ingest.workers.coordinator import (
     Send,
 )
 from dlfs.ingest.workers.listening import STRANGERS_MAX, Listener, Peer
-from dlfs.ingest.workers.messages import AnyMessage, Renewed, StartPart, unpack_key
+from dlfs.ingest.workers.messages import AnyMessage, End, Failed, Renewed, StartPart, unpack_key
 
 TICK_S = 0.25
 """Longest time between two calls of ``on_tick``, in seconds."""
@@ -49,6 +50,8 @@ GONE_POLL_S = 0.02
 """Interval between two looks at whether a killed worker's last write has ended, in seconds."""
 GONE_S = 10.0
 """Longest wait for that at the end of an import, in seconds."""
+FAILED_S = 2.0
+"""Time in which workers end by themselves after an error of the import, in seconds."""
 _log = logging.getLogger("dlfs")
 
 
@@ -108,6 +111,7 @@ class ImportServer:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._is_listening = False
+        self._failed_s: float | None = None
 
     def run(self) -> None:
         """Run until all parts are committed.
@@ -130,15 +134,22 @@ class ImportServer:
     def _has_ended(self) -> bool:
         coordinator = self._coordinator
         if coordinator.failure is not None:
-            coordinator.end("the import has failed")
-            for number in list(self._peers):  # an error does not wait for what they read
-                self._kill(number)
+            self._fail()
         elif coordinator.is_complete:
             coordinator.end("the import is complete")
         else:
             return False
         self._act(coordinator.take_actions())
         return coordinator.is_idle and not self._calls
+
+    def _fail(self) -> None:
+        """Tell workers of the import's error; do not wait for what they read."""
+        self._coordinator.end("the import has failed")
+        if self._failed_s is None:
+            self._failed_s = boot_clock()
+        elif boot_clock() - self._failed_s >= FAILED_S:
+            for number in list(self._peers):
+                self._kill(number)
 
     # ---- events ----------------------------------------------------------------------------------
 
@@ -148,8 +159,8 @@ class ImportServer:
         left_s = self._coordinator.next_time() - boot_clock()
         most_s = GONE_POLL_S if self._dying else TICK_S
         for key, events in self._selector.select(max(0.0, min(left_s, most_s))):
-            if key.fileobj is self._listener:
-                self._accept()
+            if isinstance(key.fileobj, socket.socket):
+                self._accept(key.fileobj)
             elif key.fileobj == self._wake_read:
                 with suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
@@ -160,14 +171,15 @@ class ImportServer:
             call[1](call[0])
 
     def _listen(self, wanted: bool) -> None:
-        if wanted and not self._is_listening:
-            self._selector.register(self._listener, selectors.EVENT_READ)
-        elif self._is_listening and not wanted:
-            self._selector.unregister(self._listener)
+        for listening in self._listener.sockets:
+            if wanted and not self._is_listening:
+                self._selector.register(listening, selectors.EVENT_READ)
+            elif self._is_listening and not wanted:
+                self._selector.unregister(listening)
         self._is_listening = wanted
 
-    def _accept(self) -> None:
-        peer = self._listener.accept(boot_clock())
+    def _accept(self, listening: socket.socket) -> None:
+        peer = self._listener.accept(listening, boot_clock())
         if peer is not None:
             self._strangers.add(peer)
             self._selector.register(peer.connection, selectors.EVENT_READ, peer)
@@ -189,7 +201,9 @@ class ImportServer:
             self._coordinator.receive(number, message, boot_clock())
         elif peer in self._strangers:
             hello = self._listener.admit(peer, message)
-            number = self._coordinator.join(hello, boot_clock())
+            number = self._coordinator.join(
+                hello, boot_clock(), can_be_killed=peer.process is not None
+            )
             if number is None:
                 raise DeviceError("there are as many workers as there may be")
             self._strangers.discard(peer)
@@ -203,6 +217,10 @@ class ImportServer:
             return
         if not isinstance(error, ConnectionEndedError):
             _log.warning("import: a worker was not admitted: %s", error)
+            if peer.connection.is_admitted:
+                with suppress(DlfsError):
+                    peer.connection.send(End(str(error), Failed.of(error, None)))
+                    peer.connection.flush()
         self._forget(peer)
         peer.close()
 

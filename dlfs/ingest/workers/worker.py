@@ -76,6 +76,7 @@ class Worker:
         deadline_request: number of the request for time that was answered by this deadline.
         is_permitted: True if it may write, as long as the deadline has not passed.
         end: why it is to end; None before.
+        failure: the error with which it is to end; None without.
         is_lost: True if it is to end because it has no right to write any more.
     """
 
@@ -86,6 +87,7 @@ class Worker:
         self.deadline_request = 0
         self.is_permitted = False
         self.end: str | None = None
+        self.failure: Failed | None = None
         self.is_lost = False
         self._began_s = now_s
         self._messages: deque[Outgoing] = deque([Outgoing(hello)])
@@ -106,7 +108,10 @@ class Worker:
         Raises:
             FormatError: a sound coordinator does not send it now.
         """
-        if isinstance(message, Welcome) and self.welcome is None:
+        if isinstance(message, End):
+            self.end = self.end or message.reason
+            self.failure = message.failure
+        elif isinstance(message, Welcome) and self.welcome is None:
             self.welcome = message
         elif self.welcome is None or isinstance(message, Welcome):
             raise self._not_expected(message)
@@ -124,8 +129,6 @@ class Worker:
         elif isinstance(message, StepCommitted) and self._uncommitted:
             if self._uncommitted.popleft() != (message.part, message.number):
                 raise self._not_expected(message)
-        elif isinstance(message, End):
-            self.end = self.end or message.reason
         else:
             raise self._not_expected(message)
         self.check_time(now_s)
