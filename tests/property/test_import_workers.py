@@ -34,7 +34,6 @@ from dlfs.ingest.workers.coordinator import (
     GrantTimes,
     Remove,
     Send,
-    WorkerState,
 )
 from dlfs.ingest.workers.messages import (
     PROTOCOL_VERSION,
@@ -425,14 +424,16 @@ def test_chunks_that_are_free_before_the_last_writes_are_noticed(
     assert notices(expire=True)
 
 
-def test_a_right_beyond_the_coordinators_own_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    extend = Coordinator._extend
+def test_answers_by_a_reading_that_began_before_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    confirmed = Coordinator.confirmed
 
-    def too_long(self: Coordinator, worker: WorkerState, now_s: float) -> float | None:
-        rest_s = extend(self, worker, now_s)
-        return None if rest_s is None else rest_s + 2
+    def answer_all(self: Coordinator, began_s: float) -> None:
+        self._renewals = [(worker, number, 0.0) for worker, number, _ in self._renewals]
+        confirmed(self, began_s)
 
-    monkeypatch.setattr(Coordinator, "_extend", too_long)
+    monkeypatch.setattr(Coordinator, "confirmed", answer_all)
     assert notices(expire=True)
 
 

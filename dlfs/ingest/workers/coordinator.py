@@ -14,11 +14,11 @@ without a further step ends the import with an error that names it.
 before they run out. A worker's report of chunks that it was not granted ends this worker.
 
 **Time.** A worker that sends nothing for ``valid_s`` is lost. Where writes have a deadline
-(``grants_expire``), the answer to each of its requests says how long it may go on, which is never
-longer than the coordinator's own right, known from its last reading of the record (``Confirm``). A
-lost worker's chunks are then free after its deadline and the time in which its last writes drain.
-Otherwise they are free when its process has ended: the caller kills it (``Remove``), and says so
-(``gone``).
+(``grants_expire``), each of its requests is answered when a reading of the record that began after
+the request came has found the own term (``Confirm``). It may then go on for ``valid_s`` from when
+it sent the request, by its own clock (docs/leases.md, "Grants"). A lost worker's chunks are then
+free after its deadline and the time in which its last writes drain. Otherwise they are free when
+its process has ended: the caller kills it (``Remove``), and says so (``gone``).
 
 A connection is a worker: one that is lost and comes back is another one.
 """
@@ -54,6 +54,8 @@ from dlfs.ingest.workers.messages import (
 from dlfs.store.grants import GrantBook
 from dlfs.store.space import count_chunks
 
+RENEWALS_MAX = 2
+"""Requests of a worker that may wait for a reading of the record; further ones are dropped."""
 LOSSES_MAX = 3
 """Workers that a part may lose without a further step, before it counts as what ends them."""
 GRANT_BYTES = 512 << 20
@@ -287,6 +289,7 @@ class Coordinator:
         self._reserve_after_s = now_s
         self._confirmed_s = now_s
         self._is_confirming = False
+        self._renewals: list[tuple[int, int, float]] = []  # worker, number, and when it came
         self._seen_s = now_s
         self._first_waiting = 0  # number below which no part waits for a worker
         self._parts_left = sum(not part.is_committed for part in self.parts)
@@ -406,8 +409,7 @@ class Coordinator:
             worker.keys = tuple(message.keys)
             self._give_part(worker, now_s)
         elif isinstance(message, Renew):
-            if (rest_s := self._extend(worker, now_s)) is None or rest_s > 0:
-                self._actions.append(Send(worker.number, Renewed(message.number, rest_s)))
+            self._renew(worker, message.number, now_s)
         elif isinstance(message, NeedChunks):
             worker.asked_chunks, worker.is_waiting = message.count, message.is_waiting
             self._settle_grants()
@@ -678,10 +680,34 @@ class Coordinator:
 
     # ---- time ------------------------------------------------------------------------------------
 
+    def _renew(self, worker: WorkerState, number: int, now_s: float) -> None:
+        """Answer a request for more time, if need be after a reading of the record."""
+        if not self._times.expire:
+            self._actions.append(Send(worker.number, Renewed(number, None)))
+        elif [waiting for waiting, *_ in self._renewals].count(worker.number) < RENEWALS_MAX:
+            self._renewals.append((worker.number, number, now_s))
+            self._confirm()
+
+    def _confirm(self) -> None:
+        """Have the record read, unless that is under way."""
+        if not self._is_confirming and not self._is_broken:
+            self._is_confirming = True
+            self._actions.append(Confirm())
+
     def confirmed(self, began_s: float) -> None:
         """Take note that a reading of the record, begun at a time, found its own term."""
         self._is_confirming = False
         self._confirmed_s = max(self._confirmed_s, began_s)
+        renewals, self._renewals = self._renewals, []
+        for number, request, came_s in renewals:
+            if number not in self.workers:
+                continue
+            if came_s > began_s:
+                self._renewals.append((number, request, came_s))
+            else:
+                self._extend(self.workers[number], request, began_s)
+        if self._renewals:
+            self._confirm()
 
     def not_confirmed(self) -> None:
         """Take note that a reading of the record failed; it is tried again."""
@@ -703,18 +729,14 @@ class Coordinator:
         self._settle_grants()
         if self._times.expire:
             due = now_s >= self._confirmed_s + self._times.renew_s
-            if due and not self._is_confirming and not self._is_broken:
-                self._is_confirming = True
-                self._actions.append(Confirm())
+            if due or self._renewals:
+                self._confirm()
 
     def _is_late(self, worker: WorkerState, now_s: float) -> bool:
         return worker.until_s is not None and now_s >= worker.until_s
 
-    def _extend(self, worker: WorkerState, now_s: float) -> float | None:
-        """Return how long a worker may go on, in seconds; None without a deadline."""
-        if not self._times.expire:
-            return None
-        rest_s = min(self._times.valid_s, self._confirmed_s + self._times.valid_s - now_s)
-        if rest_s > 0:
-            worker.until_s = max(worker.until_s or 0.0, now_s + rest_s * DRIFT)
-        return rest_s
+    def _extend(self, worker: WorkerState, request: int, began_s: float) -> None:
+        """Let a worker write for ``valid_s`` from a request that came before ``began_s``."""
+        valid_s = self._times.valid_s
+        worker.until_s = max(worker.until_s or 0.0, began_s + valid_s * DRIFT)
+        self._actions.append(Send(worker.number, Renewed(request, valid_s)))

@@ -280,11 +280,11 @@ class Renewed(Message, frozen=True):
 
     Attributes:
         number: number of the request; the time counts from before it was sent.
-        rest_s: most of it, in seconds; None if writes have no deadline.
+        valid_s: how long, in seconds; None if writes have no deadline.
     """
 
     number: Count
-    rest_s: float | None
+    valid_s: float | None
 
 
 class StepCommitted(Message, frozen=True):

@@ -5,14 +5,10 @@ sends what ``take_messages`` returns, and limits the writes of its devices to ``
 ``process`` is the caller that has a socket, devices and a source.
 
 A worker has one part at a time. It writes to chunks that it was granted, each once, and only while
-it has the right to write: the right ends ``rest_s`` after the request for it was sent, at most
-``valid_s``. It asks for the next chunks when half of the last ones are used, so that it need not
-wait for them. It reports a step when the data of the step is on the devices, and goes on with the
-next one; but it does not report more than ``UNCOMMITTED_MAX`` steps that are not committed.
-
-Until its devices are open, its requests for time only tell that it lives.
-
-It ends when it is told, when the connection ends, and when its right to write ends.
+it has the right to write: the right ends ``valid_s`` after the request for it was sent. It asks for
+the next chunks when half of the last ones are used, so that it need not wait for them. It reports a
+step when the data of the step is on the devices, and goes on with the next one; but it does not
+report more than ``UNCOMMITTED_MAX`` steps that are not committed.
 """
 
 from __future__ import annotations
@@ -123,7 +119,7 @@ class Worker:
             self._runs.extend(runs)
             self._granted = sum(run.chunk_count for run in runs)
         elif isinstance(message, Renewed) and message.number in self._renewals:
-            self._extend(message.number, self._renewals.pop(message.number), message.rest_s)
+            self._extend(message.number, self._renewals.pop(message.number), message.valid_s)
         elif isinstance(message, Renewed):
             return  # an answer to a request that is forgotten
         elif isinstance(message, StepCommitted) and self._uncommitted:
@@ -243,14 +239,14 @@ class Worker:
         """Report that no write is in flight any more, and none will follow."""
         self._messages.append(Outgoing(Ended()))
 
-    def _extend(self, number: int, began_s: float, rest_s: float | None) -> None:
+    def _extend(self, number: int, began_s: float, valid_s: float | None) -> None:
         """Extend the right to write by the answer to a request that was sent after ``began_s``."""
         if self.welcome is None or self._first_renewal is None or number < self._first_renewal:
             return
         self.is_permitted = True
-        if rest_s is None:
+        if valid_s is None:
             return
-        until_s = began_s + min(rest_s, self.welcome.valid_s)
+        until_s = began_s + min(valid_s, self.welcome.valid_s)
         if self.deadline_s is None or until_s > self.deadline_s:
             self.deadline_s, self.deadline_request = until_s, number
 
