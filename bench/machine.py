@@ -28,6 +28,7 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 LIBDLFS = Path(dlfs.__file__).parent / "_native"
 LINKED = {
     "bare_uring": ["-luring"],
+    "slow_open": ["-shared", "-fPIC", "-ldl"],
     "bare_nvme": [f"-I{ROOT}/native/include", f"-L{LIBDLFS}", f"-Wl,-rpath,{LIBDLFS}", "-ldlfs"],
 }
 """Compiler options of the programs in ``native``, by program."""

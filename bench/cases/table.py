@@ -16,7 +16,7 @@ from bench.contenders.directory import DictLookup, Find, Load
 from bench.contenders.fields import FieldLoader, Hdf5Loader
 from bench.contenders.files import Files, ParallelFiles
 from bench.contenders.fio import FioRead, FioWrite
-from bench.contenders.imports import Import, ReadBesideWrite
+from bench.contenders.imports import Import, ImportByWorkers, ReadBesideWrite
 from bench.contenders.initiators import BareInitiator, Idle, Initiator, SpdkPerf
 from bench.contenders.mounts import MountFiles
 from bench.contenders.remote import FetchShards, ImportShards
@@ -162,6 +162,8 @@ FIND_PACKED, FIND = Find(packed=True), Find(packed=False)
 LOAD, LOAD_NAMES = Load(names=False), Load(names=True)
 IMPORT, IMPORT_PATH = Import("shuffled"), Import("path")
 READ_BESIDE_WRITE = ReadBesideWrite()
+BY_ONE, BY_TWO = ImportByWorkers(1), ImportByWorkers(2)
+SLOW_BY_ONE, SLOW_BY_TWO = ImportByWorkers(1, 20), ImportByWorkers(2, 20)
 IMPORT_SHARDS, FETCH_SHARDS = ImportShards(), FetchShards()
 NATIVE_COLD, NATIVE_WARM = MountFiles("native", "cold"), MountFiles("native", "warm")
 NATIVE_COLD_8 = MountFiles("native", "cold", programs=8)
@@ -413,6 +415,16 @@ CASES: tuple[Case, ...] = (
     _fields("caption"),
     _import("4k"),
     _import("110k"),
+    Case(
+        "import-workers",
+        "4k",
+        "a folder of files by one and two workers; opening a file takes 20 ms, or none",
+        (SLOW_BY_ONE, SLOW_BY_TWO, BY_ONE, BY_TWO),
+        (
+            Floor("0.7 of the time of one", SLOW_BY_TWO, 1 / 0.7, rate, (SLOW_BY_ONE,)),
+            Floor("the time of one", BY_TWO, 1.0, rate, (BY_ONE,)),
+        ),
+    ),
     Case(
         "import-http",
         "110k",

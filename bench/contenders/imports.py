@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -10,7 +13,7 @@ from bench.contenders.files import ParallelFiles
 from bench.contenders.fio import FioWrite
 from bench.datasets import DATASET, volume_bytes
 from bench.measurement import CHECKED, Environment, Measurement, check_bytes
-from bench.resources import timed
+from bench.resources import timed, tree_cpu_seconds
 from dlfs.ingest.formats.folder import FolderSource
 from dlfs.ingest.importer import import_dataset
 from dlfs.ingest.source import Layout
@@ -57,6 +60,56 @@ class Import:
             checked,
             {"walk_seconds": watch.seconds - report.seconds},
         )
+
+
+PARTS = 16
+"""Parts that an import by workers has at least: several for each worker."""
+
+
+@dataclass(frozen=True)
+class ImportByWorkers:
+    """The program ``dlfs import`` with workers, from its start to its end, with cold caches.
+
+    Attributes:
+        workers: number of workers.
+        latency_ms: time that opening a file takes longer, as over a network.
+    """
+
+    workers: int
+    latency_ms: int = 0
+
+    @property
+    def label(self) -> str:
+        latency = f", files {self.latency_ms} ms away" if self.latency_ms else ""
+        return f"dlfs import --workers {self.workers}{latency}"
+
+    def run(self, environment: Environment) -> Measurement:
+        scene = environment.scene
+        target = scene.folder / "imported.img"
+        count, total = len(scene.file_indices), int(scene.source.lengths[scene.file_indices].sum())
+        dlfs.format_volume(str(target), size_bytes=volume_bytes(count, total), force=True)
+        environment.machine.require_cold()
+        settings = dict(os.environ)
+        if self.latency_ms:
+            settings |= {
+                "LD_PRELOAD": str(environment.machine.program("slow_open")),
+                "SLOW_OPEN_MS": str(self.latency_ms),
+            }
+        arguments = [sys.executable, "-m", "dlfs.cli", "import", "--quiet", "--links", "skip"]
+        arguments += ["--workers", str(self.workers), "--step", str(total // PARTS)]
+        arguments += ["--name", DATASET, str(scene.files), str(target)]
+        try:
+            with timed(cpu=tree_cpu_seconds) as watch:
+                subprocess.run(arguments, check=True, env=settings)
+            with dlfs.open(str(target)) as volume:
+                paths = {i: scene.source.path(i) for i in scene.file_order(0)[:CHECKED].tolist()}
+                with volume.dataset(DATASET) as dataset:
+                    found = {index: dataset.get(path) for index, path in paths.items()}
+                    packed = len(dataset)
+            checked = check_bytes(scene.source, found)
+        finally:
+            target.unlink()
+        return Measurement(packed, total, watch.seconds, watch.cpu_seconds, checked)
 
 
 @dataclass(frozen=True)
