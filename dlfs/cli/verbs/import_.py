@@ -200,7 +200,7 @@ def import_dataset(
         dlfs import cats dogs photos.img -n pets
         dlfs import new photos.img -n photos --append
         tar c photos | dlfs import - photos.img -n photos
-        dlfs import 'train-{000..099}.tar' photos.img -n train --workers 4
+        dlfs import shards photos.img -n train --workers 4
         dlfs import x.h5 photos.img -n x --option select=x
         dlfs import --resume photos.img
         dlfs import --abandon photos photos.img

@@ -25,7 +25,6 @@ def import_worker(
 
     Examples:
         dlfs import-worker /shared/photos.join
-        srun --nodes 2 --ntasks-per-node 4 dlfs import-worker /shared/photos.join
     """
     from dlfs.ingest.workers.joining import join_import
 

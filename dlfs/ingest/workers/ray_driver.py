@@ -17,13 +17,14 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
 import time
 from contextlib import suppress
+from threading import Thread
 from typing import Any
 
 import msgspec
 
+from dlfs.base.forks import Event
 from dlfs.errors import DeviceError, DlfsError
 from dlfs.ingest.workers.engines import LOCAL, RayWorkers
 from dlfs.ingest.workers.invitation import VARIABLE
@@ -51,8 +52,8 @@ class Orders:
 
     def __init__(self) -> None:
         self.wanted = self.joins = 0
-        self.has_ended = threading.Event()
-        threading.Thread(target=self._read, name="dlfs-orders", daemon=True).start()
+        self.has_ended = Event()
+        Thread(target=self._read, name="dlfs-orders", daemon=True).start()
 
     def _read(self) -> None:
         for line in sys.stdin:

@@ -75,6 +75,6 @@ def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray.data", None)
     monkeypatch.delitem(sys.modules, "dlfs.adapters.ray", raising=False)
     with pytest.raises(
-        dlfs.UsageError, match=r"Ray Data to be installed.*pip install.*ray\[data\]"
+        dlfs.UsageError, match=r"Ray Data to be installed.*pip install.*ray\[client,data\]"
     ):
         importlib.import_module("dlfs.adapters.ray")
