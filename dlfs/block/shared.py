@@ -310,7 +310,7 @@ class SharedNamespaceDevice(NativeBackedDevice):
 
     def expel_writer(self, key: int | None, living: Collection[int | None] = ()) -> bool:
         """Have the target refuse the writes of a host; see ``BlockDevice.expel_writer``."""
-        own = self._reservation
+        own = self._reservation or Reservation.probe(self.runner, self.nsid, self.uri)
         if own is None or key is None or key == own.key or key in living:
             return False
         expelled = own.expel(key)

@@ -29,7 +29,7 @@ from dlfs.connection.stored_samples import UNFINISHED, stored_step, stored_versi
 from dlfs.connection.unfinished import UnfinishedSteps, load_step
 from dlfs.dataset.sealing import EncodedVersion, Stream, Tick, merge_samples
 from dlfs.directory import FrozenDirectory
-from dlfs.errors import DeviceError, FormatError, StaleError, UsageError
+from dlfs.errors import ClosedError, DeviceError, FormatError, StaleError, UsageError
 from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.constants import RESERVED_PREFIX
 from dlfs.format.geometry import ChunkRun
@@ -76,6 +76,7 @@ class CommittedSteps:
         steps: the steps as they were found last; None before the first.
         previous: the version to append to, as it was at the start; None without.
         term: term of this coordinator; None of an import without workers.
+        is_cancelled: True if ``lock`` shall not wait for another writer any more.
     """
 
     def __init__(
@@ -94,12 +95,19 @@ class CommittedSteps:
         self.steps: UnfinishedSteps | None = None
         self.previous: PreviousVersion | None = None
         self.term: Term | None = None
+        self.is_cancelled = False
         self._loaded: list[FrozenDirectory] = []
 
-    def lock(self) -> Transaction:
+    def lock(self, timeout_s: float = LOCK_TIMEOUT_S) -> Transaction:
         """Start the next transaction; the import must be as the last one left it."""
+
+        def begin() -> Transaction:
+            if self.is_cancelled:
+                raise ClosedError(f"import {quote(self._name)}: cancelled while it waits to commit")
+            return self._begin()
+
         let_others_lock()
-        transaction = when_unlocked(self._begin, LOCK_TIMEOUT_S)
+        transaction = when_unlocked(begin, timeout_s)
         with closed_on_error(transaction):
             self.steps = self._found(transaction.base)
         return transaction

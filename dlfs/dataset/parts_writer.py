@@ -30,7 +30,12 @@ from dlfs.base.wording import list_numbers, quote
 from dlfs.block.lease import boot_clock
 from dlfs.connection.previous_version import load_previous_version
 from dlfs.connection.unfinished import PartProgress, UnfinishedSteps, load_steps
-from dlfs.dataset.committed_steps import DAMAGED, CommittedSteps, digest_labels
+from dlfs.dataset.committed_steps import (
+    DAMAGED,
+    LOCK_TIMEOUT_S,
+    CommittedSteps,
+    digest_labels,
+)
 from dlfs.dataset.import_origin import Origin, check_origin, encode_origin, note_kept
 from dlfs.dataset.part_writer import ImportOptions
 from dlfs.dataset.sample_packer import STAGE_BYTES_SHUFFLED
@@ -61,13 +66,17 @@ from dlfs.format.constants import (
 from dlfs.format.geometry import ChunkRun
 from dlfs.format.journal import Term
 from dlfs.format.paths import PathLike
-from dlfs.store.fencing import expiry_ms, revoke_grants, with_term
+from dlfs.store.fencing import expiry_ms, imports_by_workers, revoke_grants, with_term
 from dlfs.store.grants import GrantBook, grant_unit
 from dlfs.store.info import DatasetInfo, read_origin
 from dlfs.store.space import allocatable_runs, append_run, count_chunks
 from dlfs.store.transaction import Generation, Transaction, after_commit
 
 __all__ = ["PartsWriter", "WorkerStep"]
+
+
+ABORT_LOCK_S = 5.0
+"""Longest wait of ``PartsWriter.abort`` for the lock of another writer, in seconds."""
 
 
 class PartsWriter:
@@ -173,8 +182,8 @@ class PartsWriter:
             device.check_can_grant()
         self._chunk_bytes = transaction.geometry.chunk_bytes
         catalog = transaction.base.catalog
-        for record in catalog.unfinished:
-            if record.granted_runs and record.name != self._name:
+        for record in imports_by_workers(catalog.unfinished):
+            if record.name != self._name:
                 raise UsageError(
                     f"import {quote(self._name)} by workers: expected no other import by workers "
                     f"on the volume, got that of {quote(record.name)}: wait for its end, go on "
@@ -473,6 +482,7 @@ class PartsWriter:
             DlfsError: as ``StepWriter.seal``. The steps are kept.
         """
         self._check_open()
+        self._committed.is_cancelled = False
         if not self.is_read:
             every = range(self._part_count)
             missing = [part for part in every if not self.progress(part).is_complete]
@@ -506,7 +516,14 @@ class PartsWriter:
         self._state = "sealed"
         return info
 
-    def _end_grants(self) -> None:
+    def cancel(self) -> None:
+        """Have a commit that waits for the lock of another writer end; any thread may call it.
+
+        That commit, and those that begin until ``abort``, raise ClosedError.
+        """
+        self._committed.is_cancelled = True
+
+    def _end_grants(self, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         """Commit that nothing is granted, and that the import has no coordinator."""
         until_s = self.grants.lost_until_s
         while until_s is not None and self._clock() < until_s:
@@ -526,7 +543,7 @@ class PartsWriter:
             added = [ended] if ended.journal_bytes else []
             return transaction.commit(removed=[record], added=added)
 
-        self._with_transaction(self._committed.lock(), change)
+        self._with_transaction(self._committed.lock(lock_timeout_s), change)
         self.grants = GrantBook()
 
     def abort(self) -> None:
@@ -541,8 +558,10 @@ class PartsWriter:
         if self._state != "open":
             return
         self._state = "aborted"
-        if not self.grants.held and not self.grants.lost:
-            self._end_grants()
+        self._committed.is_cancelled = False
+        lost_until_s = self.grants.lost_until_s
+        if not self.grants.held and (lost_until_s is None or lost_until_s <= self._clock()):
+            self._end_grants(ABORT_LOCK_S)
 
     def __enter__(self) -> Self:
         return self

@@ -233,6 +233,8 @@ class StepWriter(StepCutter):
         while self.part in parts:
             progress = parts.pop(self.part)
             cursor = progress.cursor
+            if progress.source_count:  # a place in an earlier part says nothing of this one
+                self.cursor = None
             if cursor is not None and cursor.value.keys() != {SKIPPED}:
                 self.cursor = replace(cursor, count=self._part_begin + cursor.count)
             self.source_count = self._part_begin + progress.source_count

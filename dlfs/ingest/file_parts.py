@@ -165,6 +165,8 @@ class FormatPart(WrappedSource):
     def seek(self, count: int, cursor: Cursor | None = None) -> int:
         """Go on behind the first samples of the part; see ``Source.seek``."""
         self._used, inner = count, None
+        if cursor is not None and "count" not in cursor.value:
+            cursor = None  # of an import that has not read the files as parts
         if cursor is not None:
             self._used = cursor.value["count"] + count - cursor.count
             self._inner = {
@@ -372,6 +374,10 @@ class FilesInParts(WrappedSource):
     def seek(self, count: int, cursor: Cursor | None = None) -> int:
         """Go on in the part that the cursor names; without one, read all; see ``Source.seek``."""
         if not self._has_parts:
+            if cursor is not None and "part" in cursor.value:  # of workers, in the only part
+                inner = cursor.value.get("inner")
+                at = cursor.value.get("inner_count", 0)
+                cursor = None if inner is None else Cursor(inner, at)
             return super().seek(count, cursor)
         if cursor is None:
             return 0

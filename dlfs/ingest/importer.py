@@ -24,6 +24,7 @@ from dlfs.base.arguments import Layout, check_integer
 from dlfs.base.closing import closed_on_error
 from dlfs.base.units import GIB, format_bytes
 from dlfs.base.wording import join_words
+from dlfs.dataset.parts_writer import PartsWriter
 from dlfs.dataset.step_cutter import STEP_BYTES
 from dlfs.dataset.step_writer import StepWriter
 from dlfs.dataset.writer import DatasetWriter
@@ -70,6 +71,8 @@ SPOOL_BYTES = 4 * GIB
 
 SKIPPED, EMPTY = "skipped", "empty_directories"
 """Keys of the origin, for the second pass: entries left out by reason, and empty directories."""
+DIVISION = "division"
+"""Key of the origin: a digest of the parts that the source was divided into for workers."""
 ALREADY_THERE = "sample that the dataset has already"
 """Reason for which samples are skipped with ``skip_existing``."""
 
@@ -446,6 +449,7 @@ def _import_by_workers(given: _Import, workers: WorkersOptions) -> ImportReport:
     """Import the parts of a source by workers; see ``import_dataset``."""
     volume, source, name, options = given.volume, given.source, given.name, given.options
     append, steps = given.append, dict(given.steps)
+    volume.refresh()
     for unfinished in volume.unfinished():
         if unfinished.name == name:
             steps["step_bytes"] = unfinished.origin.get("step_bytes", steps["step_bytes"])
@@ -457,9 +461,10 @@ def _import_by_workers(given: _Import, workers: WorkersOptions) -> ImportReport:
         part_bytes=steps["step_bytes"],
         action=f"import {name} with workers",
     )
+    division_digest = fingerprint_of(steps["step_bytes"], list(division.part_bytes))
     with volume.parts_writer(
         name,
-        given.origin,
+        {**given.origin, DIVISION: division_digest},
         append=append,
         part_count=len(division),
         workers=workers.count,
@@ -471,6 +476,7 @@ def _import_by_workers(given: _Import, workers: WorkersOptions) -> ImportReport:
         **options,
     ) as writer:
         kept, is_read = writer.imported, writer.is_read
+        _check_division(writer, steps["step_bytes"], division_digest)
         meter = Meter(given.progress, *map(_less, (source.sample_count, source.sample_bytes), kept))
         parts = PartsImport(
             volume, source, division, writer, workers, labels=writer.labels, show=meter.show
@@ -494,6 +500,22 @@ def _import_by_workers(given: _Import, workers: WorkersOptions) -> ImportReport:
         with volume.dataset(name, info.version) as made:
             empty = len(made.empty_directories())
     return ImportReport(info, *counts, skipped, empty, kept[0], bad, writer.warnings)
+
+
+def _check_division(writer: PartsWriter, step_bytes: int, digest: str) -> None:
+    """Check that the parts of an unfinished import are those of the division.
+
+    Raises:
+        UsageError: they are others: the numbers of its parts mean other samples.
+    """
+    found = writer.origin["step_bytes"], writer.origin.get(DIVISION, digest)
+    if found != (step_bytes, digest):
+        raise UsageError(
+            "import with workers: expected the parts of the source as the unfinished import has "
+            f"them, with steps of {format_bytes(writer.origin['step_bytes'])}, got others: another "
+            "process has begun it meanwhile, or another release; import again, or free it with "
+            "'dlfs import --abandon'"
+        )
 
 
 def _seal(writer: DatasetWriter | StepWriter, source: Source, meter: Meter) -> DatasetInfo:

@@ -165,9 +165,10 @@ class GrantBook:
         Raises:
             UsageError: as ``use``.
         """
-        returned = list(self.held.get(worker, ())) if runs is None else list(runs)
-        self.use(worker, returned)
-        self.add(returned)
+        with self._mutex:
+            returned = list(self.held.get(worker, ())) if runs is None else list(runs)
+            self._set(worker, self._left(worker, returned))
+            self.pool = merge_runs([*self.pool, *returned])
 
     def lose(self, worker: str, until_s: float) -> None:
         """Note that a worker is lost, which may write until some time; its chunks stay its own."""

@@ -320,7 +320,8 @@ def _choose_workers(
         if any(plain):
             return 0
         layout: Layout = command["layout"] or "shuffled"
-        wanted = default_workers(volume, source, layout, command["seed"], step), None
+        name, seed = command["name"], command["seed"]
+        wanted = default_workers(volume, name, source, layout, seed, step), None
     count, start = wanted
     if not count:
         return 0

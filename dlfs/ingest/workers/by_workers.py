@@ -28,6 +28,7 @@ from dlfs.errors import DlfsError, UsageError
 from dlfs.ingest.progress import WorkerProgress
 from dlfs.ingest.source import Division, Source, add_skipped
 from dlfs.ingest.workers.coordinator import Coordinator, GrantTimes
+from dlfs.ingest.workers.engines import WORKERS_MAX
 from dlfs.ingest.workers.import_setup import Before, ImportSetup, encode
 from dlfs.ingest.workers.launching import ProcessLauncher
 from dlfs.ingest.workers.listening import Listener
@@ -39,8 +40,6 @@ RENEW_S = 2.0
 deadline."""
 VALID_S = 30.0
 """Time without such a sign after which a worker of this host is killed, in seconds."""
-WORKERS_MAX = 256
-"""Most workers of an import."""
 DEFAULT_BYTES = 16 * GIB
 """Size from which on a source is imported by workers, unless the caller says otherwise."""
 DEFAULT_PARTS = 4
@@ -97,14 +96,16 @@ def divide(source: Source, *, layout: Layout, seed: int, part_bytes: int, action
 
 
 def default_workers(
-    volume: Volume, source: Source, layout: Layout, seed: int, step_bytes: int | None
+    volume: Volume, name: str, source: Source, layout: Layout, seed: int, step_bytes: int | None
 ) -> int:
     """Return the number of workers for an import whose caller does not say it.
 
-    There are some if the source is large and has parts, and the volume can grant chunks.
+    There are some if the source is large and has parts, and the volume can grant chunks and has no
+    unfinished import of another name: only one at a time can have workers.
 
     Args:
         volume: the volume.
+        name: name of the dataset.
         source: the source.
         layout: order in which samples are packed.
         seed: seed of the shuffled order.
@@ -119,7 +120,8 @@ def default_workers(
         return 0
     if sum(division.part_bytes) <= DEFAULT_BYTES:
         return 0
-    return min(cores, len(division)) if can_grant(volume) else 0
+    others = any(unfinished.name != name for unfinished in volume.unfinished())
+    return min(cores, len(division)) if not others and can_grant(volume) else 0
 
 
 def can_grant(volume: Volume) -> bool:

@@ -33,9 +33,10 @@ from dlfs.base.units import format_bytes, format_count
 from dlfs.block.lease import DRIFT
 from dlfs.connection.unfinished import PartProgress
 from dlfs.dataset.step_content import StepContent
-from dlfs.errors import DeviceError, DlfsError, FormatError, SpaceError, UsageError
+from dlfs.errors import DeviceError, DlfsError, FormatError, LockedError, SpaceError, UsageError
 from dlfs.ingest.workers.messages import (
     PROTOCOL_VERSION,
+    RUNS_MAX,
     AnyMessage,
     End,
     Ended,
@@ -52,7 +53,7 @@ from dlfs.ingest.workers.messages import (
     Welcome,
 )
 from dlfs.store.grants import GrantBook
-from dlfs.store.space import count_chunks
+from dlfs.store.space import count_chunks, merge_runs
 
 RENEWALS_MAX = 2
 """Requests of a worker that may wait for a reading of the record; further ones are dropped."""
@@ -289,6 +290,7 @@ class Coordinator:
         self._reserve_after_s = now_s
         self._confirmed_s = now_s
         self._is_confirming = False
+        self._confirm_after_s = now_s  # later than now after a reading that failed
         self._renewals: list[tuple[int, int, float]] = []  # worker, number, and when it came
         self._seen_s = now_s
         self._first_waiting = 0  # number below which no part waits for a worker
@@ -346,8 +348,9 @@ class Coordinator:
         times += [worker.heard_s + self._times.valid_s for worker in self.workers.values()]
         if self._times.expire:
             times += [worker.until_s for worker in self.workers.values() if worker.until_s]
-            if not self._is_confirming:
-                times.append(self._confirmed_s + self._times.renew_s)
+            if not self._is_confirming and not self._is_broken:
+                due_s = self._seen_s if self._renewals else self._confirmed_s + self._times.renew_s
+                times.append(max(due_s, self._confirm_after_s))
         return min(times)
 
     # ---- workers ---------------------------------------------------------------------------------
@@ -420,7 +423,10 @@ class Coordinator:
         elif isinstance(message, Failed):
             self._take_failure(worker, message)
         elif isinstance(message, Ended) and worker.is_ending:
-            self._leave_part(worker)
+            if self._leave_part(worker) is not None and self._times.expire:
+                # A write that has failed may take effect until its time is over.
+                self._lose(worker, "it has ended in the middle of a part", counts=False)
+                return
             self._leaving[worker.number] = None
             self._remove(worker, "")
         else:
@@ -501,7 +507,10 @@ class Coordinator:
         error = message.error()
         at = "" if message.part is None else f", part {message.part}"
         error.add_note(f"{worker.name}{at}")
-        self._fail(error)
+        if isinstance(error, LockedError):  # by a worker that is lost and has not ended yet
+            self._lose(worker, str(error))
+        else:
+            self._fail(error)
 
     # ---- parts -----------------------------------------------------------------------------------
 
@@ -577,11 +586,15 @@ class Coordinator:
         Raises:
             FormatError: it has not.
         """
-        waiting = [each for each, number in self._waiting_contents() if number == worker.number]
-        runs = [run for each in (*waiting, content) for run in each.runs]
+        # The grants may have those of the commit under way, or not any more.
+        waiting = [each for each, number in self._contents if number == worker.number]
+        taken = [each for each, number in self._committing or () if number == worker.number]
         try:
-            self._grants.check(worker.key, runs)
-        except UsageError as error:
+            self._grants.check(
+                worker.key, [run for each in (*waiting, content) for run in each.runs]
+            )
+            merge_runs(run for each in (*taken, content) for run in each.runs)
+        except (UsageError, ValueError) as error:
             raise FormatError(str(error)) from error
 
     def _waiting_contents(self) -> list[tuple[StepContent, int]]:
@@ -674,6 +687,9 @@ class Coordinator:
             in_part = -(-max(0, size - worker.steps_bytes) // self._chunk_bytes) + 1
             count = max(worker.asked_chunks, min(self._grant_chunks, in_part))
             runs = self._grants.take(worker.key, count)
+            if len(runs) > RUNS_MAX:
+                self._grants.give_back(worker.key, runs[RUNS_MAX:])
+                runs = runs[:RUNS_MAX]
             worker.asked_chunks, worker.is_waiting = 0, False
             found = [(run.first_chunk, run.chunk_count) for run in runs]
             self._actions.append(Send(worker.number, Granted(found)))
@@ -710,8 +726,9 @@ class Coordinator:
             self._confirm()
 
     def not_confirmed(self) -> None:
-        """Take note that a reading of the record failed; it is tried again."""
+        """Take note that a reading of the record failed; it is tried again a little later."""
         self._is_confirming = False
+        self._confirm_after_s = self._seen_s + self._times.renew_s / 4
 
     def check_time(self, now_s: float) -> None:
         """Do what is due: lose silent workers, confirm the term, free drained chunks."""
@@ -729,7 +746,7 @@ class Coordinator:
         self._settle_grants()
         if self._times.expire:
             due = now_s >= self._confirmed_s + self._times.renew_s
-            if due or self._renewals:
+            if (due or self._renewals) and now_s >= self._confirm_after_s:
                 self._confirm()
 
     def _is_late(self, worker: WorkerState, now_s: float) -> bool:

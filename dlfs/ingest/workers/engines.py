@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from dlfs.errors import UsageError
 
-WORKERS_MAX = 1024
+WORKERS_MAX = 256
 """Most workers of an import."""
 AUTO, LOCAL = "auto", "local"
 

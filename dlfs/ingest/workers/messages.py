@@ -31,6 +31,8 @@ from dlfs.format.journal import Cursor
 from dlfs.ingest.isolation.messages import NewBad
 
 PROTOCOL_VERSION = 1
+RUNS_MAX = 4096
+"""Most runs of one grant."""
 SEGMENT_ALIGNMENT = 64
 """Alignment of segments in memory, in bytes (``native/src/directory/directory.h``)."""
 TEXT_CHARACTERS_MAX = 4096
@@ -272,7 +274,7 @@ class StartPart(Message, frozen=True):
 class Granted(Message, frozen=True):
     """Grant chunks, for as long as the worker may write."""
 
-    runs: Annotated[list[Run], msgspec.Meta(min_length=1, max_length=4096)]
+    runs: Annotated[list[Run], msgspec.Meta(min_length=1, max_length=RUNS_MAX)]
 
 
 class Renewed(Message, frozen=True):

@@ -148,6 +148,7 @@ class ImportServer:
         if self._failed_s is None:
             self._failed_s = boot_clock()
         elif boot_clock() - self._failed_s >= FAILED_S:
+            self._writer.cancel()
             for number in list(self._peers):
                 self._kill(number)
 
@@ -363,6 +364,7 @@ class ImportServer:
         for peer in [*self._peers.values(), *self._strangers]:
             _kill(peer)
         self._launcher.close()
+        self._writer.cancel()
         for call, _ in self._calls:
             call.exception()
         if not self._coordinator.grants_expire and self._are_all_gone():
