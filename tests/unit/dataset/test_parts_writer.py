@@ -12,6 +12,7 @@ import pytest
 
 import dlfs
 from dlfs.base.units import KIB, MIB
+from dlfs.block.lease import boot_clock
 from dlfs.dataset import committed_steps
 from dlfs.dataset.parts_writer import WorkerStep
 from dlfs.errors import ExistsError, FormatError, LockedError, StaleError, UsageError
@@ -397,3 +398,18 @@ def test_parts_with_other_attributes_are_refused(volume: dlfs.Volume) -> None:
         parts.commit([other_step])
     worker.end()
     parts.abort()
+
+
+def test_an_import_that_fails_after_its_lost_workers_have_ended_leaves_nothing(
+    volume: dlfs.Volume,
+) -> None:
+    writer = open_parts(volume)
+    writer.commit(reserve=100)
+    worker = Worker(volume, writer, "1")
+    worker.take(3)
+    worker.close()
+    writer.grants.lose("1", boot_clock())
+    writer.abort()
+    volume.refresh()
+    assert volume.unfinished() == []
+    check_no_leak(volume)

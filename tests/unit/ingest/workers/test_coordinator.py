@@ -1,0 +1,72 @@
+"""Moments of a coordinator that the worlds of tests/property seldom meet."""
+
+from __future__ import annotations
+
+from dlfs.format.geometry import ChunkRun
+from dlfs.ingest.workers.coordinator import Begin, Commit, Coordinator, GrantTimes, Send
+from dlfs.ingest.workers.messages import (
+    PROTOCOL_VERSION,
+    RUNS_MAX,
+    Granted,
+    Hello,
+    NeedChunks,
+    Ready,
+    StepMade,
+)
+from dlfs.store.grants import GrantBook
+from tests.property.test_import_workers import make_content
+
+
+def begun(book: GrantBook, runs: list[ChunkRun], needed: int) -> tuple[Coordinator, int]:
+    """Return a coordinator of two parts, and the worker that has the first one and its chunks."""
+    coordinator = Coordinator(
+        [3000, 3000],
+        {},
+        book,
+        GrantTimes(1, 5, None),
+        chunk_bytes=1000,
+        setup=b"",
+        slots=8,
+        now_s=0.0,
+    )
+    hello = Hello(PROTOCOL_VERSION, "1", b"", "host", "boot", 1)
+    worker = coordinator.join(hello, 0.0, can_be_killed=True)
+    assert worker is not None
+    coordinator.receive(worker, Ready([None]), 0.0)
+    coordinator.receive(worker, NeedChunks(needed, True), 0.0)
+    coordinator.take_actions()
+    book.add(runs)
+    coordinator.committed()
+    return coordinator, worker
+
+
+def test_a_step_that_comes_while_the_one_before_is_committed() -> None:
+    book = GrantBook()
+    coordinator, worker = begun(book, [ChunkRun(0, 8)], 4)
+    coordinator.take_actions()
+    first = make_content(0, 0, False, [0, 1])
+    coordinator.receive(worker, StepMade.of(first), 0.1)
+    assert any(isinstance(action, Commit) for action in coordinator.take_actions())
+    book.use(str(worker), first.runs)  # by the thread that commits; it has not told the loop yet
+    coordinator.receive(worker, StepMade.of(make_content(0, 1, True, [2])), 0.2)
+    assert any(isinstance(action, Begin) for action in coordinator.take_actions())
+    assert worker in coordinator.workers
+
+
+def test_chunks_of_a_step_that_is_being_committed_are_refused() -> None:
+    book = GrantBook()
+    coordinator, worker = begun(book, [ChunkRun(0, 8)], 4)
+    coordinator.receive(worker, StepMade.of(make_content(0, 0, False, [0, 1])), 0.1)
+    coordinator.take_actions()
+    coordinator.receive(worker, StepMade.of(make_content(0, 1, True, [1])), 0.2)
+    assert worker not in coordinator.workers
+
+
+def test_a_grant_has_no_more_runs_than_a_message() -> None:
+    book = GrantBook()
+    runs = [ChunkRun(2 * number, 1) for number in range(RUNS_MAX + 10)]
+    coordinator, _ = begun(book, runs, len(runs))
+    sent = [action.message for action in coordinator.take_actions() if isinstance(action, Send)]
+    (granted,) = [message for message in sent if isinstance(message, Granted)]
+    assert len(granted.runs) == RUNS_MAX
+    assert book.pool_chunks == 10
