@@ -329,7 +329,7 @@ class Reservation:
         """Preempt the reservation that an earlier DLFS writer left on a namespace.
 
         Called while the lease is free and about to be claimed. The reservation of an import with
-        workers stays, unless a writer died.
+        workers stays, unless a writer died; this host registers for it, so that it may write.
 
         Args:
             expired: True if the last holder of the lease died.
@@ -340,6 +340,7 @@ class Reservation:
         """
         found = self.report()
         if found.admits_writers and not expired:
+            self._register()
             return
         self._fences = self._fences or expired or found.holder is not None
         if found.holder is None:

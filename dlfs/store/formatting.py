@@ -19,6 +19,7 @@ import numpy as np
 
 from dlfs._native.checksums import crc32c
 from dlfs.base.units import MIB
+from dlfs.base.wording import quote
 from dlfs.block import (
     BlockDevice,
     FileDevice,
@@ -27,7 +28,7 @@ from dlfs.block import (
     is_lock_record,
     parse_uri,
 )
-from dlfs.errors import DeviceError, ExistsError, UsageError
+from dlfs.errors import DeviceError, DlfsError, ExistsError, LockedError, UsageError
 from dlfs.format.catalog import Catalog, encode_catalog
 from dlfs.format.constants import (
     BLOCK_BYTES_DEFAULT,
@@ -45,6 +46,7 @@ from dlfs.format.constants import (
 from dlfs.format.geometry import ChunkRun, Geometry, superblock_offsets
 from dlfs.format.superblock import Superblock
 from dlfs.store.chunk_writer import ChunkWriter
+from dlfs.store.fencing import imports_by_workers
 from dlfs.store.info import VolumeInfo, describe_volume
 from dlfs.store.locking import lock_members
 from dlfs.store.members import (
@@ -117,6 +119,8 @@ def format_volume(
         lock_members(devices, "dlfs format")
         for device in checked:
             check_empty(device, "format")
+        if force:
+            _check_no_workers(devices)
         sizes = [device.size_bytes for device in devices]
         geometry = Geometry.for_members(sizes, chunk_bytes, block_bytes, replicas)
         info = _format_devices(devices, geometry, label)
@@ -127,6 +131,27 @@ def format_volume(
         raise
     close_devices(devices)
     return info
+
+
+def _check_no_workers(devices: Sequence[BlockDevice]) -> None:
+    """Refuse shared devices to which workers of an import may be writing, without the lock.
+
+    Raises:
+        LockedError: there are some, as far as the devices are a volume that can be read.
+    """
+    if not all(device.grants_expire for device in devices):
+        return  # on files, programs that have them open are refused
+    try:
+        catalog = load_generation(devices).catalog
+    except DlfsError:
+        return
+    for record in imports_by_workers(catalog.unfinished):
+        if record.granted_runs:
+            raise LockedError(
+                f"format {devices[0].uri}: expected no workers of an import that may write to it, "
+                f"got those of {quote(record.name)}: end it, and then free it with 'dlfs import "
+                "--abandon'"
+            )
 
 
 def _check_replicas(uris: Sequence[str], replicas: int) -> None:

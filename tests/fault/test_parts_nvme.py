@@ -17,7 +17,7 @@ from dlfs.base.units import KIB, MIB
 from dlfs.block import SharedNamespaceDevice, open_device
 from dlfs.block.lease import LeaseTimes, boot_clock
 from dlfs.dataset import committed_steps
-from dlfs.errors import DeviceError, StaleError
+from dlfs.errors import DeviceError, LockedError, StaleError
 from dlfs.format.journal import find_term
 from tests.support.nvme import Namespace, ScriptedTarget, Subsystem
 from tests.support.parts import (
@@ -82,6 +82,38 @@ def test_the_dataset_is_that_of_a_plain_import(
     parts.seal()
     assert everything(volume) == expected
     check_no_leak(volume)
+
+
+def test_writers_of_other_hosts_commit_meanwhile(
+    target: ScriptedTarget, volume: dlfs.Volume
+) -> None:
+    parts = open_parts(volume)
+    parts.commit(reserve=60)
+    worker = Worker(volume, parts, "a", opener=partial(open_on, target, WORKER))  # type: ignore[arg-type]
+    reports = worker.write(0).reports()
+    with dlfs.open(target.uri(hostid=OTHER)) as elsewhere:
+        for number in range(2):
+            with elsewhere.writer(f"checkpoint{number}") as writer:
+                writer.add("state", b"state")
+            parts.commit(reports if number == 0 else worker.write(1).reports())
+        assert elsewhere.dataset("checkpoint1").get("state") == b"state"
+    for part in (2, 3):
+        parts.commit(worker.write(part).reports())
+    worker.end()
+    parts.seal()
+    check_no_leak(volume)
+
+
+def test_formatting_anew_is_refused_while_workers_may_write(
+    target: ScriptedTarget, volume: dlfs.Volume
+) -> None:
+    parts = open_parts(volume)
+    parts.commit(reserve=60)
+    uri = target.uri(hostid=OTHER)
+    with pytest.raises(LockedError, match="workers of an import"):
+        dlfs.format_volume(uri, chunk_bytes=16 * KIB, force=True)
+    parts.abort()
+    dlfs.format_volume(uri, chunk_bytes=16 * KIB, force=True)
 
 
 def test_who_takes_over_waits_until_grants_have_expired(

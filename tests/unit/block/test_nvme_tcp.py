@@ -73,7 +73,7 @@ def test_runs_single_commands() -> None:
         assert device.runner.run_admin(NvmeCommand(0xC5)).status == 0x001
         assert device.runner.run_io(NvmeCommand(0x00, nsid=device.nsid)).status == 0
         with pytest.raises(UsageError):
-            device.runner.run_admin(IDENTIFY, bytearray(8192))
+            device.runner.run_admin(IDENTIFY, bytearray(65_537))
     with pytest.raises(ClosedError):
         device.runner.run_admin(IDENTIFY, data)
     with pytest.raises(ClosedError):
