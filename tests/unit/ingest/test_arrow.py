@@ -152,7 +152,7 @@ def test_files_are_recognised_by_what_is_in_them(tmp_path: Path) -> None:
         write(table(), tmp_path / name)
         (tmp_path / name).rename(tmp_path / "no suffix")
         assert recognise([str(tmp_path / "no suffix")]).name == Path(name).suffix[1:]
-        assert open_source(tmp_path / "no suffix").sample_count == len(IMAGES)
+        assert len(take(open_source(tmp_path / "no suffix"))) == len(IMAGES)
 
 
 def test_large_row_groups_are_read_by_parts(
