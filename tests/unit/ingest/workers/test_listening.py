@@ -8,6 +8,7 @@ import ssl
 import struct
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from dlfs.base.units import MIB
 from dlfs.block.lease import boot_clock
-from dlfs.errors import DlfsError, FormatError, NotFoundError, UsageError
+from dlfs.errors import DlfsError, ExistsError, FormatError, NotFoundError, UsageError
 from dlfs.ingest.workers.connection import (
     FRAME_BYTES_MAX,
     Connection,
@@ -46,13 +47,19 @@ def listener(request: pytest.FixtureRequest) -> Iterator[Listener]:
         yield made
 
 
+def elsewhere(invitation: Invitation) -> Invitation:
+    """Return an invitation as a worker on another host has it, which joins by TCP."""
+    return replace(invitation, boot_id="another")
+
+
 def accept(listener: Listener) -> Peer:
     found: list[Peer] = []
 
     def has_come() -> bool:
-        peer = listener.accept(boot_clock())
-        if peer is not None:
-            found.append(peer)
+        for listening in listener.sockets:
+            peer = listener.accept(listening, boot_clock())
+            if peer is not None:
+                found.append(peer)
         return bool(found)
 
     wait_for(has_come, "a connection")
@@ -75,6 +82,8 @@ def read(peer: Peer) -> list[Any]:
 def test_a_worker_with_the_invitation_is_admitted(listener: Listener) -> None:
     invitation = Invitation.parse(listener.invitation.text)
     assert invitation == listener.invitation
+    if invitation.port:
+        invitation = elsewhere(invitation)
     ends: list[str] = []
 
     def work() -> None:
@@ -98,7 +107,7 @@ def test_a_worker_with_the_invitation_is_admitted(listener: Listener) -> None:
 def test_another_secret_is_refused() -> None:
     with Listener("127.0.0.1") as listener:
         there = listener.invitation
-        other = Invitation(there.host, there.port, there.fingerprint, "00" * 32)
+        other = replace(elsewhere(there), secret="00" * 32)
         thread = threading.Thread(target=lambda: Link(other, hello).close())
         thread.start()
         peer = accept(listener)
@@ -112,7 +121,7 @@ def test_another_secret_is_refused() -> None:
 def test_the_secret_is_not_sent_to_another_server() -> None:
     with Listener("127.0.0.1") as listener, Listener("127.0.0.1") as other:
         there = listener.invitation
-        wrong = Invitation(there.host, other.invitation.port, there.fingerprint, there.secret)
+        wrong = replace(elsewhere(there), port=other.invitation.port)
         errors: list[Exception] = []
 
         def work() -> None:
@@ -167,7 +176,7 @@ def test_an_older_version_of_tls_is_refused() -> None:
     ],
 )
 def test_what_a_stranger_sends_is_an_error(sent: bytes) -> None:
-    with Listener() as listener, listener.invitation.connect() as stranger:
+    with Listener() as listener, listener.invitation.connect()[0] as stranger:
         peer = accept(listener)
         stranger.sendall(sent)
         with pytest.raises(FormatError):
@@ -176,7 +185,7 @@ def test_what_a_stranger_sends_is_an_error(sent: bytes) -> None:
 
 
 def test_half_a_frame_waits_and_its_end_is_the_end() -> None:
-    with Listener() as listener, listener.invitation.connect() as stranger:
+    with Listener() as listener, listener.invitation.connect()[0] as stranger:
         peer = accept(listener)
         stranger.sendall(struct.pack("<I", 100) + b"half")
         assert peer.connection.receive() == []
@@ -187,7 +196,7 @@ def test_half_a_frame_waits_and_its_end_is_the_end() -> None:
 
 
 def test_a_stranger_has_a_deadline() -> None:
-    with Listener() as listener, listener.invitation.connect():
+    with Listener() as listener, listener.invitation.connect()[0]:
         peer = accept(listener)
         assert peer.until_s <= boot_clock() + 10
         peer.close()
@@ -195,7 +204,7 @@ def test_a_stranger_has_a_deadline() -> None:
 
 def test_an_invitation_in_a_file_is_private(tmp_path: Path) -> None:
     path = tmp_path / "invitation"
-    invitation = Invitation("host", 4420, "ab" * 32, "cd" * 32)
+    invitation = Invitation("name", "boot", "host", 4420, "ab" * 32, "cd" * 32)
     invitation.write(str(path))
     assert Invitation.read(str(path)) == invitation
     assert path.stat().st_mode & 0o777 == 0o600
@@ -205,10 +214,12 @@ def test_an_invitation_in_a_file_is_private(tmp_path: Path) -> None:
         Invitation.read(str(path))
     with pytest.raises(NotFoundError):
         Invitation.read(str(tmp_path / "none"))
-    with pytest.raises(DlfsError):
+    path.write_text("another file")
+    with pytest.raises(ExistsError):
         invitation.write(str(path))
+    assert path.read_text() == "another file"
     with pytest.raises(UsageError, match="expected an invitation") as caught:
-        Invitation.parse(f"tcp host 99999 {'ab' * 32} {'cd' * 32}")
+        Invitation.parse(invitation.text.replace("4420", "99999"))
     assert "cd" not in str(caught.value)
 
 
