@@ -20,15 +20,13 @@ from dlfs.attributes.builder import as_array
 from dlfs.base.units import GIB
 from dlfs.errors import UsageError
 from dlfs.format.bad_records import BadReport
-from dlfs.format.journal import CURSOR_BYTES_MAX, Cursor
+from dlfs.format.journal import CURSOR_BYTES_MAX, STEP_SAMPLES, Cursor
 
 if TYPE_CHECKING:
     from dlfs._native.device import BytesLike
 
 STEP_BYTES = 2 * GIB
 """Bytes of samples after which a step ends."""
-STEP_SAMPLES = 1 << 19
-"""Samples after which a step ends, however small they are: its writer has their paths in memory."""
 
 
 class SampleTarget(Protocol):

@@ -27,6 +27,8 @@ from dlfs.format.constants import (
 )
 
 STEP_HEADER_BYTES = 4096
+STEP_SAMPLES = 1 << 19
+"""Samples after which a step ends, however small they are: its writer has their paths in memory."""
 _MAGIC = b"DLFSJRN1"
 _VERSION = 1
 _START = struct.Struct("<8sII16s")

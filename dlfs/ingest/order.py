@@ -20,8 +20,7 @@ import numpy as np
 from dlfs._native.permutation import packing_permutation
 from dlfs.base.arguments import Layout
 from dlfs.base.units import MIB
-from dlfs.dataset.step_cutter import STEP_SAMPLES
-from dlfs.format.journal import Cursor
+from dlfs.format.journal import STEP_SAMPLES, Cursor
 from dlfs.ingest.source import Bytes, Int64Array, SampleBlock, Uint64Array
 
 BLOCK_SAMPLES_MAX = 1 << 17
