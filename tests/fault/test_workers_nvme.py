@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,8 @@ from dlfs.base.units import KIB, MIB
 from dlfs.block import SharedNamespaceDevice as Shared
 from dlfs.block.lease import LeaseTimes
 from dlfs.ingest.importer import ImportReport, import_dataset, open_source
-from dlfs.ingest.workers.by_workers import WorkersOptions
+from dlfs.ingest.workers.by_workers import StartLauncher, WorkersOptions
+from dlfs.ingest.workers.coordinator import GrantTimes
 from dlfs.ingest.workers.launching import ProcessLauncher
 from dlfs.ingest.workers.listening import Listener
 from tests.fault.test_workers_killed import children, make_folder
@@ -31,7 +33,7 @@ from tests.support.volumes import new_volume
 
 STOPS = int(os.environ.get("DLFS_IMPORT_STOPS", "2"))
 TIMES = LeaseTimes(renew_s=0.25, valid_s=6, drain_s=12, claim_s=0.5, poll_s=0.02)
-SHORT = {"timeout_ms": 4000, "reconnect_ms": 2000, "keepalive_ms": 2000}
+SHORT: dict[str, Any] = {"timeout_ms": 4000, "reconnect_ms": 2000, "keepalive_ms": 2000}
 """Timeouts of the devices, which end within the drain time."""
 CHUNK_BYTES = 16 * KIB
 
@@ -48,7 +50,9 @@ def target() -> Iterator[ScriptedTarget]:
         assert made.violations == []
 
 
-def start_by_tcp(stack: ExitStack, count: int) -> tuple[Listener, ProcessLauncher]:
+def start_by_tcp(
+    stack: ExitStack, count: int, _times: GrantTimes
+) -> tuple[Listener, ProcessLauncher]:
     """Start workers that join as those elsewhere do."""
     listener = stack.enter_context(Listener("127.0.0.1"))
     return listener, ProcessLauncher(count, listener.invitation)
@@ -75,11 +79,11 @@ def check_equal(volume: str, report: ImportReport, folder: Path, plain: Path) ->
 
 @pytest.mark.parametrize("start", [None, start_by_tcp], ids=["processes", "joined"])
 def test_workers_make_the_same_dataset(
-    target: ScriptedTarget, tmp_path: Path, start: object
+    target: ScriptedTarget, tmp_path: Path, start: StartLauncher | None
 ) -> None:
     folder, uri = make_folder(tmp_path / "folder"), target.uri(**SHORT)
     dlfs.format_volume(uri, chunk_bytes=CHUNK_BYTES)
-    report = import_folder(uri, folder, WorkersOptions(2, start=start))  # type: ignore[arg-type]
+    report = import_folder(uri, folder, WorkersOptions(2, start=start))
     check_equal(uri, report, folder, tmp_path / "plain.img")
 
 

@@ -29,7 +29,7 @@ U64 = st.integers(0, (1 << 64) - 1)
 TIMES = st.integers(0, (1 << 63) - 1)
 UUIDS = st.uuids()
 TAGS = st.lists(
-    st.tuples(st.sampled_from([0, 4, 5, 65535]), st.binary(max_size=40)), max_size=3
+    st.tuples(st.sampled_from([0, 5, 6, 65535]), st.binary(max_size=40)), max_size=3
 ).map(tuple)
 NAMES = st.binary(min_size=1, max_size=255).filter(
     lambda raw: raw not in (b".", b"..") and not {0, 0x2F} & set(raw)

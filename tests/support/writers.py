@@ -46,4 +46,4 @@ def locked_writer(uri: str, times: LeaseTimes) -> Iterator[subprocess.Popen[byte
 
 def other_writer() -> AbstractContextManager[object]:
     """Writers in this context check no reserved columns, as a writer that is not ours may do."""
-    return mock.patch("dlfs.dataset.writer.check_reserved")
+    return mock.patch("dlfs.dataset.step_builder.check_reserved")
