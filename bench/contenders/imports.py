@@ -81,7 +81,7 @@ class ImportByWorkers:
     @property
     def label(self) -> str:
         latency = f", files {self.latency_ms} ms away" if self.latency_ms else ""
-        return f"dlfs import --workers {self.workers}{latency}"
+        return f"DLFS import, --workers {self.workers}{latency}"
 
     def run(self, environment: Environment) -> Measurement:
         scene = environment.scene
