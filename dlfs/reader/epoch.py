@@ -118,7 +118,7 @@ class Epoch(Closing, Iterator[Batch]):
         self._choose = choose
         self._fingerprint = None if selection is None else selection.fingerprint
         self._sample_count = sample_count
-        self._total = self._count_samples()
+        self._total = self._count_samples(options)
         self._begin = 0  # position of the first batch since the start or resume
         self._next_batch = options.worker  # of this rank, counted from _begin
         self._left_now: int | None = None  # what _left() returns, once a batch was taken
@@ -224,8 +224,9 @@ class Epoch(Closing, Iterator[Batch]):
             what = f"epoch {self._options.epoch}"
             check_same_placement(self._said, self._began, what, "call resume(state())")
         elif self._options.rank is None:
-            self._began = begin_placement(self._said)
-            self._options = self._options.placed(self._began)
+            began = begin_placement(self._said)
+            # No call between the two: a signal handler that raises would run there.
+            self._options, self._began = self._options.placed(began), began
         self._watches_rank = self._began is not None and process_group() is None
 
     def _take_batch(self, left: int) -> Batch:
@@ -286,34 +287,37 @@ class Epoch(Closing, Iterator[Batch]):
                 f"{_describe(self._fingerprint)}, got {_describe(resumed.selection)}; choose them "
                 "by where, weights, draws and order as they were when it was saved"
             )
-        options, self._options = self._options, self._options.at(resumed)
-        total = self._count_samples()
+        options, selection = self._options.at(resumed), self._selection
+        total = self._count_samples(options)
         if resumed.position > total:
-            self._options = options
             raise UsageError(
                 f"resume an epoch: expected a position 0..{total}, got {resumed.position}"
             )
-        self._end_stream()
-        if self._choose is not None and self._selection is not None and self._selection.by_epoch:
-            self._selection = self._choose(self._options)
+        if self._choose is not None and selection is not None and selection.by_epoch:
+            selection = self._choose(options)
         if self._began is not None:
-            said = self._said
-            self._options = replace(self._options, rank=None, world_size=None, placement=said)
+            options = replace(options, rank=None, world_size=None, placement=self._said)
+        tally = Tally()
+        self._end_stream()
+        # No calls from here on: a signal handler that raises would leave half of a position.
+        if self._began is not None:
             self._began, self._watches_rank = None, True
+        self._options = options
+        self._selection = selection
         self._ended = False
         self._total = total
         self._begin = resumed.position
-        self._next_batch = self._options.worker
+        self._next_batch = options.worker
         self._left_now = None
-        self._tally = Tally()
+        self._tally = tally
         return self
 
-    def _count_samples(self) -> int:
-        """Return the number of the epoch's samples, with the present options."""
+    def _count_samples(self, options: EpochOptions) -> int:
+        """Return the number of the epoch's samples."""
         if self._selection is not None:
             return len(self._selection)
         count = self._sample_count
-        return count if isinstance(count, int) else count(self._options)
+        return count if isinstance(count, int) else count(options)
 
     def _describe_other(self, content: str) -> UsageError:
         """Return the error for a state of a dataset of which only the content digest is known."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -377,6 +378,63 @@ def test_nothing_is_left_behind(bench):
 
 class Alarmed(Exception):
     """A signal handler has run."""
+
+
+def _interrupt(action, calls: int) -> bool:
+    """Raise as a signal handler does, where a Python function is called for the n-th time.
+
+    Returns:
+        whether the action came so far.
+    """
+    left = calls
+
+    def tracer(_frame: object, event: str, _argument: object) -> None:
+        nonlocal left
+        if event == "call":
+            left -= 1
+            if left < 0:
+                raise Alarmed
+
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        action()
+    except Alarmed:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_first_batch_and_a_resume_may_be_interrupted_anywhere(bench):
+    made = bench(random_samples(20))
+    with made.reader() as reader:
+        with batches_of(reader, 4, seed=1) as whole:
+            expected = [batch.indices.tolist() for batch in whole]
+        with batches_of(reader, 4, seed=1) as third:
+            next(third)
+            next(third)
+            state = third.state()
+        calls, comes = 0, True
+        while comes:
+            with batches_of(reader, 4, seed=1) as epoch:
+                comes = _interrupt(lambda epoch=epoch: next(epoch), calls)
+                found = [batch.indices.tolist() for batch in epoch]
+                assert found == (expected if comes else expected[1:]), calls
+            calls += 1
+        assert calls > 10
+        calls, comes = 0, True
+        while comes:
+            with batches_of(reader, 4, seed=2) as epoch:
+                other = next(epoch).indices.tolist(), next(epoch).indices.tolist()
+                comes = _interrupt(lambda epoch=epoch: epoch.resume(state), calls)
+                found = [batch.indices.tolist() for batch in epoch]
+                if found != expected[2:]:
+                    assert comes, calls
+                    taken = sorted(index for batch in [*other, *found] for index in batch)
+                    assert taken == list(range(20)), calls
+            calls += 1
+        assert calls > 5
 
 
 # Hypothesis measures garbage collections by a Python function, where exceptions are ignored.
