@@ -12,10 +12,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from dlfs.base.control_groups import PROC, find_groups
 from dlfs.base.units import GIB, format_bytes, parse_bytes
 from dlfs.errors import UsageError
-
-PROC = Path("/proc/self")
 
 VOLUME_SHARE = 8
 """Divisor of the allowed memory for one volume in one process: a machine has several ranks."""
@@ -99,37 +98,8 @@ def find_limits(proc: Path, root: Path = Path("/")) -> Iterator[tuple[int, Path]
         proc: directory of the process in /proc.
         root: directory below which the control groups are mounted.
     """
-    for directory in _groups(proc, root):
+    for directory in find_groups("memory", proc, root):
         for name in _FILES:
             with suppress(OSError, ValueError):  # "max", or a file of the other version
                 path = directory / name
                 yield int(path.read_text()), path
-
-
-def _groups(proc: Path, root: Path) -> Iterator[Path]:
-    """Yield the directories of the process's control groups for memory, and those above them."""
-    paths: dict[str, str] = {}
-    with suppress(OSError):
-        for line in (proc / "cgroup").read_text().splitlines():
-            number, controllers, path = line.split(":", 2)
-            if number == "0" or "memory" in controllers.split(","):
-                paths["cgroup2" if number == "0" else "cgroup"] = path
-    with suppress(OSError):
-        for line in (proc / "mountinfo").read_text().splitlines():
-            before, _, after = line.partition(" - ")
-            group_root, point = before.split(" ")[3:5]
-            kind, _, options = after.split(" ", 2)
-            if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(",")):
-                mounted = root / point.lstrip("/")
-                yield from _upwards(mounted, group_root, paths.get(kind, group_root))
-
-
-def _upwards(mounted: Path, root: str, path: str) -> Iterator[Path]:
-    """Yield a group's directory and those above it, in a mount of the groups below a root."""
-    inside = os.path.relpath(path, root)
-    group = mounted if inside.startswith("..") else mounted / inside
-    yield group
-    for above in group.parents:
-        if not above.is_relative_to(mounted):
-            break
-        yield above

@@ -45,7 +45,7 @@ from dlfs.base.forks import OwnerProcess
 from dlfs.base.threads import start_thread
 from dlfs.base.units import KIB, MIB
 from dlfs.block import lock, silence
-from dlfs.block.slots import SLOTS_MAX
+from dlfs.block.slots import COORDINATOR_SLOT
 from dlfs.errors import (
     ClosedError,
     DeviceError,
@@ -253,7 +253,8 @@ class BlockDevice(Protocol):
         every write is refused until ``extend_grant`` has been called.
 
         Args:
-            slot: number of the writer on its host, 0..1023. No two living writers have the same.
+            slot: number of the writer on its host, 0..1023, or ``COORDINATOR_SLOT``. No two living
+                writers have the same.
 
         Raises:
             LockedError: a living writer has the slot, or other software reserved the device.
@@ -350,7 +351,7 @@ class BlockDevice(Protocol):
         Always True where grants expire: there, the deadline tells.
 
         Args:
-            slot: number of the writer; None for all slots.
+            slot: number of the writer; None for those of all workers.
 
         Raises:
             DeviceError: the system does not answer.
@@ -619,8 +620,8 @@ class NativeBackedDevice(abc.ABC, Closing):
             raise UsageError(f"{action}: this object does, or did, so already")
         if not self.writable:
             raise UsageError(f"{action}: the device was opened read-only")
-        if not 0 <= slot < SLOTS_MAX:
-            raise UsageError(f"{action}: expected a slot in 0..{SLOTS_MAX - 1}, got {slot}")
+        if not 0 <= slot <= COORDINATOR_SLOT:
+            raise UsageError(f"{action}: expected a slot in 0..{COORDINATOR_SLOT}, got {slot}")
         if self._locked_by is not None and self._locked_by.is_current():
             raise UsageError(f"{action}: it is locked through this object")
         self.check_can_grant()

@@ -18,6 +18,9 @@ import struct
 
 SLOTS_MAX = 1024
 """Number of slots of a file."""
+COORDINATOR_SLOT = SLOTS_MAX
+"""Slot of the coordinator of an import, behind those of its workers. It writes nothing through that
+handle: the slot says that it runs."""
 
 _FIRST_BYTE = 1 << 62
 _LOCK = struct.Struct("@hhqqi4x")  # struct flock: l_type, l_whence, l_start, l_len, l_pid

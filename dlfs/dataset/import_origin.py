@@ -11,12 +11,14 @@ from dlfs.base.wording import quote
 from dlfs.errors import UsageError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.constants import SOURCE_BYTES_MAX
+from dlfs.store.fencing import COORDINATOR
 from dlfs.store.info import read_origin
 
 Origin = Mapping[str, Any]
 """Description of a source in the record of an unfinished import: ``source``, its name for users;
 ``fingerprint``, which differs for another source, and for other options that change the dataset;
 and values of JSON that are left out if they have no room in the record."""
+_NEEDED = ("fingerprint", "step_bytes", "one_pass", "append", COORDINATOR)
 SOURCE_NAME_MAX = 1000
 """Most characters of a source's name in the record, if not all of the origin has room."""
 
@@ -26,7 +28,7 @@ def encode_origin(origin: Origin) -> bytes:
     encoded = json.dumps(origin, sort_keys=True).encode()
     if len(encoded) <= SOURCE_BYTES_MAX:
         return encoded
-    kept = {key: origin.get(key) for key in ("fingerprint", "step_bytes", "one_pass", "append")}
+    kept = {key: origin.get(key) for key in _NEEDED if key in origin}
     return json.dumps({**kept, "source": str(origin.get("source"))[:SOURCE_NAME_MAX]}).encode()
 
 

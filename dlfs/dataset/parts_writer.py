@@ -17,6 +17,8 @@ Threads: one at a time, except for ``confirm`` and ``grants``, which any may use
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -66,7 +68,13 @@ from dlfs.format.constants import (
 from dlfs.format.geometry import ChunkRun
 from dlfs.format.journal import Term
 from dlfs.format.paths import PathLike
-from dlfs.store.fencing import expiry_ms, imports_by_workers, revoke_grants, with_term
+from dlfs.store.fencing import (
+    COORDINATOR,
+    expiry_ms,
+    imports_by_workers,
+    revoke_grants,
+    with_term,
+)
 from dlfs.store.grants import GrantBook, grant_unit
 from dlfs.store.info import DatasetInfo, read_origin
 from dlfs.store.space import allocatable_runs, append_run, count_chunks
@@ -203,6 +211,7 @@ class PartsWriter:
             transaction = revoke_grants(transaction, [found], wait=self._wait)
             steps = self._go_on(transaction.base)
         shuffles = self.layout == "shuffled" and not self._source_shuffled
+        self.origin[COORDINATOR] = f"process {os.getpid()} on {socket.gethostname()}"
         self.origin["one_pass"] = self._sealing_options.get("one_pass", False) or not shuffles
         removed = [] if found is None else [steps.record]
         self.term = Term.draw(expiry_ms(transaction.devices))

@@ -60,7 +60,7 @@ from dlfs.format.constants import ADDRESS_MAX
 from dlfs.format.geometry import ChunkRun, DataSpace
 from dlfs.format.journal import Cursor, FirstPass
 from dlfs.format.paths import PathLike, display, path_bytes
-from dlfs.store.fencing import revoke_grants
+from dlfs.store.fencing import check_not_running, revoke_grants
 from dlfs.store.info import DatasetInfo, describe_dataset, read_origin
 from dlfs.store.sample_buffer import SampleBuffer
 from dlfs.store.space import joined_runs
@@ -185,6 +185,7 @@ class StepWriter(StepCutter):
                 self.origin["labels"] = digest_labels(previous.labels())
             if found is not None:
                 check_origin(found, self.origin)
+                check_not_running(transaction.devices, [found], f"import {quote(name)}")
                 transaction = revoke_grants(transaction, [found])
                 self._go_on(transaction.base)
             self._choose_order(source_shuffled, one_pass)

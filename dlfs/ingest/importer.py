@@ -53,7 +53,13 @@ from dlfs.ingest.source import (
     without_first,
     without_known,
 )
-from dlfs.ingest.workers.by_workers import PartsImport, WorkersOptions, divide, skipped_in_parts
+from dlfs.ingest.workers.by_workers import (
+    PartsImport,
+    WorkersOptions,
+    coordinating,
+    divide,
+    skipped_in_parts,
+)
 from dlfs.store.info import DatasetInfo
 from dlfs.volume.volume import Volume
 
@@ -361,10 +367,10 @@ def import_dataset(
     if not workers or source.sample_count == 0:
         return _import_here(given)
     if skip_existing or step_bytes is None:
-        without = "skip_existing, as samples that are left out have no place in the count of a part"
+        existing = "that leaves out samples which are there, and so are not in the count of a part"
         raise UsageError(
             "import with workers: expected an import in steps, which parts go on from; got one "
-            f"with {without if skip_existing else 'step_bytes=None'}"
+            f"{existing if skip_existing else 'without steps'}"
         )
     return _import_by_workers(
         given, WorkersOptions(workers) if isinstance(workers, int) else workers
@@ -462,24 +468,34 @@ def _import_by_workers(given: _Import, workers: WorkersOptions) -> ImportReport:
         action=f"import {name} with workers",
     )
     division_digest = fingerprint_of(steps["step_bytes"], list(division.part_bytes))
-    with volume.parts_writer(
-        name,
-        {**given.origin, DIVISION: division_digest},
-        append=append,
-        part_count=len(division),
-        workers=workers.count,
-        source_shuffled=source.gives_shuffled,
-        uuid=given.uuid,
-        expected_bytes=0 if append else source.sample_bytes or 0,
-        expected_samples=0 if append else source.sample_count or 0,
-        **steps,
-        **options,
-    ) as writer:
+    with (
+        coordinating(volume, name) as devices,
+        volume.parts_writer(
+            name,
+            {**given.origin, DIVISION: division_digest},
+            append=append,
+            part_count=len(division),
+            workers=workers.count,
+            source_shuffled=source.gives_shuffled,
+            uuid=given.uuid,
+            expected_bytes=0 if append else source.sample_bytes or 0,
+            expected_samples=0 if append else source.sample_count or 0,
+            **steps,
+            **options,
+        ) as writer,
+    ):
         kept, is_read = writer.imported, writer.is_read
         _check_division(writer, steps["step_bytes"], division_digest)
         meter = Meter(given.progress, *map(_less, (source.sample_count, source.sample_bytes), kept))
         parts = PartsImport(
-            volume, source, division, writer, workers, labels=writer.labels, show=meter.show
+            volume,
+            devices,
+            source,
+            division,
+            writer,
+            workers,
+            labels=writer.labels,
+            show=meter.show,
         )
         parts.run()
         if not writer.imported[0] and not append and not given.allow_empty:

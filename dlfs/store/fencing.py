@@ -15,12 +15,16 @@ from dataclasses import replace
 
 from dlfs.base.wording import quote
 from dlfs.block import BlockDevice
+from dlfs.block.slots import COORDINATOR_SLOT
 from dlfs.errors import LockedError, NotFoundError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.constants import TAG_TERM
 from dlfs.format.journal import Term, find_term
+from dlfs.store.info import read_origin
 from dlfs.store.transaction import Generation, Transaction
 
+COORDINATOR = "coordinator"
+"""Key of an import's origin: its coordinator's process and host, for messages."""
 WORKERS_END_S = 10.0
 """Longest wait for worker processes on this host that still have a file open, in seconds: they end
 with their coordinator."""
@@ -80,18 +84,47 @@ def end_import(
 
     Raises:
         NotFoundError: there is none of this name.
+        LockedError: it runs, by workers.
         DlfsError: as ``revoke_grants``.
     """
     record = transaction.base.catalog.find_unfinished(name)
+    action = f"abandon the import of {quote(name)} on {where}"
     if record is None:
-        raise NotFoundError(
-            f"abandon the import of {quote(name)} on {where}: there is no unfinished import of "
-            "this name"
-        )
+        raise NotFoundError(f"{action}: there is no unfinished import of this name")
+    check_not_running(transaction.devices, [record], action)
     last = revoke_grants(transaction, [record])
     ended = last.base.catalog.find_unfinished(name)
     assert ended is not None
     return record, last.commit(removed=[ended])
+
+
+def check_not_running(
+    devices: Iterable[BlockDevice], records: Iterable[DatasetRecord], action: str
+) -> None:
+    """Check that no import by workers runs; on files and disks, where its coordinator has a slot.
+
+    Elsewhere a coordinator that runs is found by none, and loses its import to the caller.
+
+    Args:
+        devices: devices of the members.
+        records: records of unfinished imports; those without workers do not matter.
+        action: what the caller wants to do, for the message.
+
+    Raises:
+        LockedError: one runs; the message names it and its process.
+    """
+    for record in imports_by_workers(records):
+        if not all(device.granted_writers_gone(COORDINATOR_SLOT) for device in devices):
+            raise LockedError(f"{action}: {describe_running(record)}")
+
+
+def describe_running(record: DatasetRecord) -> str:
+    """Return the text that an import by workers runs, and what to do about it."""
+    running = read_origin(record).get(COORDINATOR, "another process")
+    return (
+        f"the import of {quote(record.name)} by workers runs, of {running}: wait for its end, or "
+        "end that process first"
+    )
 
 
 def imports_by_workers(records: Iterable[DatasetRecord]) -> list[DatasetRecord]:

@@ -24,7 +24,7 @@ from dlfs.format.constants import (
 )
 from dlfs.format.geometry import Geometry, MemberGroup, usable_bytes
 from dlfs.format.joining import JoiningRecord
-from dlfs.store.fencing import revoke_grants
+from dlfs.store.fencing import check_not_running, revoke_grants
 from dlfs.store.formatting import check_blocks, check_empty, has_other_data, prepare_file, wipe
 from dlfs.store.locking import lock_members, unlock_members
 from dlfs.store.members import (
@@ -62,13 +62,14 @@ def grow_volume(
         ExistsError: a device holds data, and ``force`` is False.
         UsageError: a device is a member already, or there are too few, or they are too small.
         LimitError: the volume would have too many members or groups.
-        LockedError: a writer has locked a device.
+        LockedError: a writer has locked a device, or an import by workers runs.
         SpaceError: the volume has no room for another catalog.
         DeviceError: a device failed.
     """
     base = transaction.base
     uris = split_uris(members)
     _check_count(base.geometry, len(uris))
+    check_not_running(transaction.devices, base.catalog.unfinished, "grow a volume")
     made: list[Path] = []
     devices: list[BlockDevice] = []
     try:

@@ -21,7 +21,7 @@ from dlfs.errors import SpaceError, UsageError
 from dlfs.format.constants import CHUNKS_MIN
 from dlfs.format.geometry import ChunkRun, MemberGroup
 from dlfs.format.run_arrays import to_array, to_runs
-from dlfs.store.fencing import revoke_grants
+from dlfs.store.fencing import check_not_running, revoke_grants
 from dlfs.store.formatting import wipe
 from dlfs.store.members import Member
 from dlfs.store.moving import Progress, Rehearsal, Transfer, move_all
@@ -57,9 +57,12 @@ def shrink_volume(
         UsageError: there is no such member, or no member would be left.
         SpaceError: the data does not fit on the other members, or free chunks are in too many runs
             for a catalog; nothing was changed.
+        LockedError: an import by workers runs.
         DeviceError: a device failed; shrinking again continues.
     """
     groups = _find_groups(transaction.base, members)
+    unfinished = transaction.base.catalog.unfinished
+    check_not_running(transaction.devices, unfinished, "shrink a volume")
     transaction = revoke_grants(transaction)  # workers know the members of now alone
     base = transaction.base
     _check_space(transaction, groups)

@@ -47,6 +47,7 @@ from dlfs.format.joining import JoiningRecord
 from dlfs.format.paths import display
 from dlfs.store.discovered import resolve_uris
 from dlfs.store.fencing import (
+    check_not_running,
     imports_by_workers,
     wait_for_workers,
     with_new_terms,
@@ -300,6 +301,8 @@ class _Repair:
         """Repair all copies, commit, and return the report."""
         found = self._load(self._sources())
         self._check_complete(found, self._fresh)  # a new device may have a newer generation
+        name = f"repair volume {found.superblock.volume_uuid}"
+        check_not_running(self._devices, found.catalog.unfinished, name)
         _catch_up(found)
         for number, uuid in self._fresh.items():
             record = JoiningRecord(found.superblock.volume_uuid, uuid, number)

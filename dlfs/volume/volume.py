@@ -496,7 +496,8 @@ class Volume(Closing):
 
         Raises:
             NotFoundError: there is none of this name.
-            LockedError, DeviceError: as ``remove``.
+            LockedError: a writer has locked the volume, or workers run this import.
+            DeviceError: a device failed.
         """
         raw = dataset_name_bytes(name)
         with self._transaction(f"dlfs abandoning the import of {display(raw)!r}") as transaction:
@@ -623,7 +624,7 @@ class Volume(Closing):
             ExistsError: a device holds data, and ``force`` was not given.
             UsageError: a device is a member already, or there are too few, or they are too small.
             LimitError: the volume would have more than 64 members or 20 groups of them.
-            LockedError: a writer has locked the volume or a device.
+            LockedError: a writer has locked the volume or a device, or workers import into it.
             SpaceError: the volume has no room for another catalog.
             DeviceError: a device failed.
         """
@@ -683,7 +684,7 @@ class Volume(Closing):
         Raises:
             UsageError: there is no such member, or no member would be left.
             SpaceError: the data does not fit on the other members; nothing was changed.
-            LockedError: a writer has locked the volume.
+            LockedError: a writer has locked the volume, or workers import into it.
             DeviceError: a device failed.
         """
         from dlfs.store.shrinking import shrink_volume

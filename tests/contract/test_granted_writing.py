@@ -12,7 +12,7 @@ import pytest
 
 from dlfs.block import BlockDevice, Kind, aligned_buffer
 from dlfs.block.lease import boot_clock
-from dlfs.block.slots import SLOTS_MAX
+from dlfs.block.slots import COORDINATOR_SLOT, SLOTS_MAX
 from dlfs.errors import ClosedError, DeviceError, LeaseLostError, LockedError, UsageError
 from tests.contract.openers import FILE_KINDS, KINDS, Opener, opener_for
 from tests.support.forked import run_forked
@@ -139,8 +139,8 @@ def test_granted_writing_and_the_lock_exclude_each_other(opener: Opener) -> None
 
 
 def test_slots_are_numbers_of_a_range(opener: Opener) -> None:
-    for slot in (-1, SLOTS_MAX):
-        with opener(True) as device, pytest.raises(UsageError, match=rf"0\.\.1023, got {slot}"):
+    for slot in (-1, COORDINATOR_SLOT + 1):
+        with opener(True) as device, pytest.raises(UsageError, match=rf"0\.\.1024, got {slot}"):
             device.begin_granted(slot)
     with opener(False) as device, pytest.raises(UsageError, match="read-only"):
         device.begin_granted(0)

@@ -10,21 +10,23 @@ Threads: the caller's, and those of ``ImportServer``.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 from dlfs.base.arguments import Layout
+from dlfs.base.processors import allowed_processors
 from dlfs.base.units import GIB
+from dlfs.base.wording import quote
 from dlfs.block import BlockDevice, open_device
 from dlfs.block.lease import DRIFT, boot_clock
+from dlfs.block.slots import COORDINATOR_SLOT
 from dlfs.connection.unfinished import PartProgress
 from dlfs.dataset.parts_writer import PartsWriter
 from dlfs.dataset.step_cutter import STEP_BYTES
 from dlfs.dataset.step_writer import SKIPPED
-from dlfs.errors import DlfsError, UsageError
+from dlfs.errors import DlfsError, LockedError, UsageError
 from dlfs.ingest.progress import WorkerProgress
 from dlfs.ingest.source import Division, Source, add_skipped
 from dlfs.ingest.workers.coordinator import Coordinator, GrantTimes
@@ -33,6 +35,7 @@ from dlfs.ingest.workers.import_setup import Before, ImportSetup, encode
 from dlfs.ingest.workers.launching import ProcessLauncher
 from dlfs.ingest.workers.listening import Listener
 from dlfs.ingest.workers.serving import ImportServer, Launcher
+from dlfs.store.fencing import describe_running, imports_by_workers
 from dlfs.volume.volume import Volume
 
 RENEW_S = 2.0
@@ -111,7 +114,7 @@ def default_workers(
         seed: seed of the shuffled order.
         step_bytes: bytes of a step; None for the default.
     """
-    cores = max(1, min(DEFAULT_WORKERS_MAX, len(os.sched_getaffinity(0))))
+    cores = min(DEFAULT_WORKERS_MAX, allowed_processors())
     if cores < 2 or (source.sample_bytes is not None and source.sample_bytes <= DEFAULT_BYTES):
         return 0
     part_bytes = step_bytes or STEP_BYTES
@@ -136,11 +139,54 @@ def can_grant(volume: Volume) -> bool:
     return True
 
 
+@contextmanager
+def coordinating(volume: Volume, name: str) -> Iterator[list[BlockDevice]]:
+    """Open the devices of a volume as the coordinator of an import, which there is one of.
+
+    On files and disks another process is refused, or finds that this one has ended, at once. On
+    shared namespaces it takes the import over.
+
+    Args:
+        volume: the volume.
+        name: name of the dataset.
+
+    Raises:
+        LockedError: another coordinator runs; the message names its import and its process.
+        UsageError: workers cannot write to the volume.
+        DlfsError: a device cannot be opened.
+    """
+    with ExitStack() as stack:
+        devices = [
+            stack.enter_context(closing(open_device(member.uri, writable=True)))
+            for member in volume.members
+        ]
+        for device in devices:
+            device.check_can_grant()
+            if device.grants_expire:
+                continue
+            try:
+                device.begin_granted(COORDINATOR_SLOT)
+            except LockedError as error:
+                raise _running(volume, name) from error
+        yield devices
+
+
+def _running(volume: Volume, name: str) -> LockedError:
+    """Return the error that another coordinator runs."""
+    volume.refresh()
+    found = imports_by_workers(volume.session.catalog.unfinished)
+    text = "another import by workers into this volume begins, or ends; try again"
+    return LockedError(
+        f"import {quote(name)} by workers: {describe_running(found[0]) if found else text}"
+    )
+
+
 class PartsImport:
     """The import of the parts of a source by workers.
 
     Args:
         volume: the volume.
+        devices: its devices, as ``coordinating`` gives them.
         source: the source.
         division: its parts.
         writer: commits the steps.
@@ -152,6 +198,7 @@ class PartsImport:
     def __init__(
         self,
         volume: Volume,
+        devices: Sequence[BlockDevice],
         source: Source,
         division: Division,
         writer: PartsWriter,
@@ -160,7 +207,8 @@ class PartsImport:
         labels: Mapping[str, int],
         show: Callable[[int, int, Sequence[WorkerProgress]], None],
     ) -> None:
-        self._volume, self._source, self._division = volume, source, division
+        self._volume, self._devices = volume, devices
+        self._source, self._division = source, division
         self._writer, self._options, self._show = writer, options, show
         self._labels = labels
         self._bad_before = writer.bad.count
@@ -177,16 +225,18 @@ class PartsImport:
         if self._writer.is_read:
             return
         with ExitStack() as stack:
-            devices = [
-                stack.enter_context(closing(open_device(member.uri, writable=True)))
-                for member in self._volume.members
-            ]
-            times = grant_times(devices)
+            times = grant_times(self._devices)
             coordinator = self._coordinator = self._make_coordinator(times)
             count = min(self._options.count, max(1, coordinator.wanted_workers))
             listener, launcher = (self._options.start or start_processes)(stack, count, times)
             server = ImportServer(
-                coordinator, self._writer, devices, self._describe, listener, launcher, self._tick
+                coordinator,
+                self._writer,
+                self._devices,
+                self._describe,
+                listener,
+                launcher,
+                self._tick,
             )
             server.run()
         self._check_bad(is_end=True)

@@ -289,7 +289,8 @@ class ImportServer:
             peer.close()
             self._coordinator.gone(action.worker)
             return
-        _log.warning("import: lost %s: %s", action.name, action.reason)
+        if self._coordinator.failure is None:  # else it is how a worker ends that has failed
+            _log.warning("import: lost %s: %s", action.name, action.reason)
         _kill(peer)
         if action.has_deadline:
             peer.close()
