@@ -196,7 +196,8 @@ class OpenImport:
                 return False
             if self.arrival.is_whole:
                 return True
-            if self.arrival.count < count:
+            # Of an import by workers, steps of later parts may come before the first.
+            if not self.arrival.steps or self.arrival.count < count:
                 return False
             end = self.arrival.end // window_bytes * window_bytes
             place = bisect_left(self.arrival.steps, end, key=_end_of)

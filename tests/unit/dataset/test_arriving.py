@@ -18,6 +18,7 @@ from dlfs.dataset import arriving, committed_steps
 from dlfs.dataset.arriving import ArrivingDataset
 from dlfs.dataset.step_writer import StepWriter
 from dlfs.errors import DeviceTimeoutError, StaleError, UsageError
+from tests.support.parts import Worker, open_parts
 from tests.support.volumes import new_volume
 
 CHUNK_BYTES = 64 * KIB
@@ -230,6 +231,27 @@ def test_parts_of_the_source_arrive_in_order(volume: dlfs.Volume) -> None:
         with dataset.batches(1, **options) as epoch:
             assert take(dataset, epoch, 150) == expected[:150]
         writer.abort()
+
+
+def test_nothing_arrives_before_the_first_part(volume: dlfs.Volume) -> None:
+    """Workers have chunks, or have committed steps, but none that a reader can begin with."""
+    with open_parts(volume, "d", one_pass=True) as parts, volume.arriving("d") as dataset:
+
+        def has_arrived() -> bool:
+            try:
+                dataset.wait(0, dataset.chunk_bytes, timeout_s=0)
+            except DeviceTimeoutError:
+                return False
+            return True
+
+        parts.commit([], reserve=64)
+        assert not has_arrived()
+        with Worker(volume, parts, "1") as worker:
+            for part, expected in ((2, False), (0, True)):
+                worker.write(part)
+                parts.commit(worker.reports())
+                assert has_arrived() == expected
+        parts.abort()
 
 
 def test_other_writers_move_the_chunks_meanwhile(volume: dlfs.Volume, tmp_path: Path) -> None:
