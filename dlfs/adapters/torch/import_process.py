@@ -5,6 +5,10 @@ ends the child if this thread, and so the rank, ends. The thread notes in the st
 ``torch.distributed`` that it runs, and how the import has ended. A thread of every other rank reads
 that. Without ``torch.distributed`` there is one rank.
 
+If all ranks are to import, the import of rank 0 listens for workers. Its invitation, the right to
+write to the volume, goes to the other ranks by a broadcast of their process group: the store may be
+a file, and answers everyone. The thread of each of these ranks then runs workers.
+
 Worker processes of a ``DataLoader`` see in shared memory that the import has failed.
 
 Threads: one in each training process, until the import has ended.
@@ -17,15 +21,19 @@ import json
 import logging
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
+from dlfs.adapters.torch.import_workers import CHILD, ImportWorkers, child_environment
 from dlfs.adapters.torch.worker_memory import WorkerMemory
 from dlfs.base.closing import Closing
 from dlfs.base.forks import Event, OwnerProcess
@@ -41,16 +49,15 @@ from dlfs.errors import (
     SpaceError,
     UsageError,
 )
+from dlfs.ingest.workers.invitation import ImportEndedError, Invitation
 
 BEAT_S = 2.0
 """Time between two notes of rank 0 that it runs the import, in seconds."""
 SILENCE_S = 120.0
 """Time without such a note after which the other ranks fail, in seconds."""
+POLL_S = 0.1
+"""Interval between two looks for the invitation of the import, in seconds."""
 
-_CHILD = (
-    "import sys; from dlfs._native.processes import die_with_parent; "
-    "die_with_parent(int(sys.argv.pop(1))); from dlfs.cli import main; main()"
-)
 _TAIL_CHARACTERS = 4000
 _ERRORS: dict[int, type[DlfsError]] = {
     2: UsageError,
@@ -75,6 +82,8 @@ class ImportProcess(Closing):
             runs the import.
         store: store that all ranks share; None if there is one rank.
         key: begin of the keys in the store; equal on all ranks, and used once.
+        workers: number of processes of each rank that import parts of the source; 0 if rank 0
+            imports by itself.
 
     Attributes:
         failure: the error of the import; None unless it has failed.
@@ -82,9 +91,15 @@ class ImportProcess(Closing):
     Threads: any at once.
     """
 
-    def __init__(self, name: str, command: Sequence[str] | None, store: Any, key: str) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str] | None, store: Any, key: str, *, workers: int = 0
+    ) -> None:
         self._name, self._command = name, command
         self._store, self._key = store, key
+        self._worker_count = workers
+        self._takes_ranks = workers > 0 and store is not None
+        self._invitation = ""
+        self._has_invited = Event()
         self.failure: DlfsError | None = None
         self._flag = WorkerMemory(1)
         self._ended = Event()
@@ -115,6 +130,41 @@ class ImportProcess(Closing):
             # A new object each time: its traceback is that of the loop that gets it.
             raise _copy(self.failure)
 
+    def share(self) -> None:
+        """Have the other ranks import as well, if they are to; all ranks call this.
+
+        It waits until the import of rank 0 has listed the source.
+
+        Raises:
+            DlfsError: the import has failed before.
+        """
+        if not self._takes_ranks:
+            return
+        if self._command is not None:
+            while not self._has_invited.wait(POLL_S):
+                pass
+            has_invited = bool(self._invitation)
+        else:
+            has_invited = self._wait_for_note()
+        if has_invited:
+            texts = [self._invitation]
+            dist.broadcast_object_list(texts, src=0)
+            self._invitation = texts[0]
+
+    def _wait_for_note(self) -> bool:
+        """Wait until rank 0 has noted whether it invites the others, and return that."""
+        key = f"{self._key}/invites"
+        try:
+            while not self._store.check([key]):
+                failure = self.failure
+                # Rank 0 notes its failure last.
+                if failure is not None and not self._store.check([key]):
+                    raise _copy(failure)
+                time.sleep(POLL_S)
+            return bool(self._store.get(key) == b"1")
+        except RuntimeError as error:
+            raise self._silent(f"{error}") from error
+
     def close(self) -> None:
         """End the import, which can go on later, and the threads. Idempotent."""
         self._ended.set()
@@ -134,6 +184,8 @@ class ImportProcess(Closing):
                 failure = _explain(self._name, *self._wait())
         except OSError as error:
             failure = DeviceError(f"start the import of {quote(self._name)}: {error}")
+        finally:
+            self._invite("")
         if failure is not None and self._ended.is_set():
             failure = DlfsError(f"import {quote(self._name)} while training: rank 0 has ended it")
         else:
@@ -142,29 +194,57 @@ class ImportProcess(Closing):
 
     def _wait(self) -> tuple[int, str, str]:
         """Run the command; return its exit code and what it has written."""
-        assert self._command is not None
-        paths = [os.path.abspath(path) for path in sys.path if path]
+        assert self._command
+        if not self._takes_ranks:
+            return self._run_command(self._command, None)
+        # The directory, which is this user's alone, is deleted as soon as the file was read.
+        with tempfile.TemporaryDirectory(prefix="dlfs-", ignore_cleanup_errors=True) as folder:
+            verb, *rest = self._command
+            file = os.path.join(folder, "join")
+            return self._run_command([verb, "--join-file", file, *rest], folder)
+
+    def _run_command(self, command: Sequence[str], folder: str | None) -> tuple[int, str, str]:
         process = self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _CHILD, str(os.getpid()), *self._command],
+            [sys.executable, "-P", "-c", CHILD, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             start_new_session=True,  # Ctrl-C is for the training loop
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env=child_environment(),
         )
         beat = 0
         while True:
             if self._ended.is_set() and process.poll() is None:
                 process.kill()  # it was closed while the process started
+            has_invited = folder is None or self._has_invited.is_set()
             try:
-                output, errors = process.communicate(timeout=BEAT_S)
+                output, errors = process.communicate(timeout=BEAT_S if has_invited else POLL_S)
             except subprocess.TimeoutExpired:
+                if folder is not None and not has_invited:
+                    self._find_invitation(folder)
                 beat += 1
                 self._note("beat", str(beat))
             else:
                 return process.returncode, output, errors
+
+    def _find_invitation(self, folder: str) -> None:
+        """Invite the other ranks if the import listens."""
+        with contextlib.suppress(NotFoundError):
+            try:
+                text = Invitation.read(os.path.join(folder, "join")).text
+            except ImportEndedError:
+                text = ""
+            shutil.rmtree(folder, ignore_errors=True)
+            self._invite(text)
+
+    def _invite(self, text: str) -> None:
+        """Let ``share`` go on, with the invitation of the import; empty if there is none."""
+        if not self._has_invited.is_set():
+            self._invitation = text
+            self._note("invites", "1" if text else "0")
+            self._has_invited.set()
 
     def _note(self, key: str, value: str) -> None:
         if self._store is not None:
@@ -177,8 +257,13 @@ class ImportProcess(Closing):
         if self._store is None:
             return
         heard, last = time.monotonic(), ""
+        workers: ImportWorkers | None = None
         try:
             while not self._ended.wait(BEAT_S / 4):
+                if self._invitation and workers is None:
+                    workers = ImportWorkers(self._name, self._worker_count, self._invitation)
+                if workers is not None:
+                    workers.check()
                 if self._store.check([f"{self._key}/end"]):
                     self._fail(_decode(json.loads(self._store.get(f"{self._key}/end"))))
                     return
@@ -191,6 +276,9 @@ class ImportProcess(Closing):
                     return
         except RuntimeError as error:
             self._fail(self._silent(f"{error}"))
+        finally:
+            if workers is not None:
+                workers.close()
 
     def _silent(self, got: str) -> DlfsError:
         return DeviceLostError(

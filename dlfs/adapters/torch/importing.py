@@ -56,6 +56,9 @@ _REFUSED = (
 )
 """Options of ``dlfs import`` that do not fit, or are the loader's."""
 
+_REFUSED_WITH_WORKERS = ("--workers", "--join-file")
+"""Further ones if the ranks import."""
+
 _numbers = count()
 """Numbers of the imports that this process has begun, which are the same on all ranks."""
 
@@ -101,6 +104,9 @@ class ImportingLoader(IterableDataset[Any]):
         batch_size: samples of this rank in a batch, >= 1.
         import_options: further options of ``dlfs import``, such as ``["--format", "imagefolder",
             "--skip-bad", "0.1%"]``.
+        import_workers: processes of each rank that read and write parts of the source, as ``dlfs
+            import --workers``; 0: rank 0 imports by itself, in one process unless
+            ``import_options`` says otherwise.
         window_bytes: bytes of samples that are shuffled among each other in the first epoch, and
             that the import commits at a time. The first batch comes when the first window is there.
         labels: name of a column of labels; in the first epoch, of numbers.
@@ -123,6 +129,7 @@ class ImportingLoader(IterableDataset[Any]):
         batch_size: int,
         *,
         import_options: Sequence[str] = (),
+        import_workers: int = 0,
         window_bytes: int = WINDOW_BYTES,
         labels: str | None = None,
         **options: Unpack[LoaderKeywords],
@@ -131,6 +138,7 @@ class ImportingLoader(IterableDataset[Any]):
         check = partial(check_integer, action="make a loader")
         self.batch_size = check(batch_size, 1, option="batch_size")
         self._window_bytes = check(window_bytes, 1, option="window_bytes")
+        self._import_workers = check(import_workers, 0, option="import_workers")
         self._volume, self.name, self._labels = volume, name, labels
         self._options: dict[str, Any] = dict(options)
         check_uneven(options.get("uneven"))
@@ -140,7 +148,10 @@ class ImportingLoader(IterableDataset[Any]):
         self._arriving = volume.arriving(name)
         window_chunks = max(1, window_bytes // volume.chunk_bytes)
         step_bytes = window_chunks * volume.chunk_bytes
-        self._command = _make_command(source, volume, name, step_bytes, import_options)
+        own = [] if not import_workers else ["--workers", str(self._import_workers)]
+        given = ["--name", name, "--step", str(step_bytes), "--one-pass", "--json", *own]
+        refused = _REFUSED + (_REFUSED_WITH_WORKERS if own else ())
+        self._command = _make_command(source, volume, given, import_options, refused)
         read = {k: v for k, v in self._options.items() if k in ReadKeywords.__annotations__}
         self._order = EpochOptions(**{**read, "window_chunks": window_chunks})
         self._arriving.start_epoch(self._order).close()  # raises if an option does not fit
@@ -358,10 +369,12 @@ class ImportingLoader(IterableDataset[Any]):
         command: Sequence[str] | None = None
         if ranks.is_first:
             command = self._command if self._is_needed() else ()
-        running = ImportProcess(self.name, command, ranks.store, f"dlfs/import/{next(_numbers)}")
+        key, workers = f"dlfs/import/{next(_numbers)}", self._import_workers
+        running = ImportProcess(self.name, command, ranks.store, key, workers=workers)
         self._running = running
         if self._first is not None:
             self._first.running = running
+        running.share()
 
     def _is_needed(self) -> bool:
         """Return True unless the volume has the dataset, and no unfinished import of it."""
@@ -411,9 +424,9 @@ class _Ranks:
 def _make_command(
     source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     volume: Volume,
-    name: str,
-    step_bytes: int,
+    given: Sequence[str],
     options: Sequence[str],
+    refused: Sequence[str],
 ) -> list[str]:
     """Return the arguments of the ``dlfs`` that imports.
 
@@ -428,7 +441,7 @@ def _make_command(
             f"got {show_value(options)}"
         )
     for option in options:
-        if option.partition("=")[0] in _REFUSED:
+        if option.partition("=")[0] in refused:
             raise UsageError(
                 f"import while training: expected options of 'dlfs import' without {option}, which "
                 "does not fit, or which the loader gives itself"
@@ -438,5 +451,4 @@ def _make_command(
             "import while training: expected a path or URL, got '-': standard input cannot be read "
             "again after a kill"
         )
-    given = ["--name", name, "--step", str(step_bytes), "--one-pass", "--json"]
     return ["import", *given, *options, "--", *texts, volume.uri]

@@ -420,6 +420,9 @@ def _kept_command(found: UnfinishedInfo, volume_uri: str) -> dict[str, Any]:
             f"import --resume: enter {directory}, where the import of {found.name} began: "
             f"{error.strerror}"
         ) from error
+    join_file = command.get("join_file")
+    if join_file is not None and not os.path.isdir(os.path.dirname(os.path.abspath(join_file))):
+        command = {**command, "join_file": None}  # that of a training, which has ended
     return {**command, "arguments": [*command["arguments"][:-1], volume_uri]}
 
 

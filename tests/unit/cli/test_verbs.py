@@ -8,6 +8,7 @@ import os
 import signal
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -291,6 +292,16 @@ def test_import_goes_on_or_is_abandoned(run, tmp_path, monkeypatch) -> None:
     assert "where the import of y began" in run("import", "--resume", members).err
     assert run("import", "--abandon", "y", members, "--json").json["abandoned"]["name"] == "y"
     assert "got none" in run("import", "--resume", members).err
+
+
+def test_an_import_goes_on_without_the_directory_of_its_join_file(tmp_path, monkeypatch) -> None:
+    """That of a training's ranks is deleted; another one is kept."""
+    monkeypatch.chdir(tmp_path)
+    command = {"arguments": ["photos", "a.img"], "name": "x", "step": None}
+    for join_file, kept in (("gone/join", None), ("join", "join")):
+        origin = {"command": {**command, "join_file": join_file}, "directory": str(tmp_path)}
+        found = import_._kept_command(SimpleNamespace(name="x", origin=origin), "v")
+        assert found["join_file"] == kept
 
 
 def test_the_second_pass_goes_on_without_the_source(run, volume, tmp_path, monkeypatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import io
 import os
 import random
@@ -11,19 +13,24 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.errors import DlfsError, FormatError, NotFoundError, StaleError, UsageError
+from dlfs.ingest.workers.invitation import Invitation
+from tests.support.files import write_files
+from tests.support.nvme import Namespace, ScriptedTarget, Subsystem
 from tests.support.volumes import new_volume
+from tests.support.waiting import wait_for
 
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from dlfs.adapters.torch import ImportingLoader, Loader  # noqa: E402
+from dlfs.adapters.torch import ImportingLoader, Loader, import_process  # noqa: E402
 from tests.support.torch_processes import run_ranks  # noqa: E402
 
 pytestmark = [
@@ -31,7 +38,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
 ]
 
-COUNT = 1203
+COUNT = 403
 CHUNK_BYTES = 64 * KIB
 OPTIONS: dict[str, Any] = {"window_bytes": 2 * CHUNK_BYTES, "seed": 3}
 IMPORT = ["--seed", "5", "--attribute", "number:int=([0-9]+)[.]bin"]
@@ -51,6 +58,12 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
             info.size = len(data)
             made.addfile(info, io.BytesIO(data))
     return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    files = {f"{number:04}.bin": sample(number) for number in range(COUNT)}
+    return write_files(tmp_path_factory.mktemp("source"), files)
 
 
 @pytest.fixture
@@ -80,7 +93,7 @@ def numbers(batch: Any) -> list[int]:
     """Return the numbers of the samples of a batch, which are checked."""
     found = []
     for data in batch.samples:
-        raw = bytes(data)
+        raw = data.numpy().tobytes()
         found.append(int(raw[:8]))
         assert raw == sample(found[-1])
     if batch.labels is not None:
@@ -122,15 +135,11 @@ def test_later_epochs_are_those_of_the_sealed_dataset(make: Any, path: Path) -> 
         assert (ordinary.epoch, ordinary.position) == (2, 0)
     loader.set_epoch(0)
     assert take(loader) == first
-
-
-def test_an_import_that_has_ended_gives_the_same_order(make: Any) -> None:
-    first = take(make())
-    for workers in (0, 2):
-        loader = make(num_workers=workers)
-        assert len(loader) == -(-COUNT // 8)
-        assert take(loader) == first
-    assert take(make(13)) == first
+    # An import that has ended gives the same order, by whatever batches and workers.
+    for size, workers in ((8, 2), (13, 0)):
+        again = make(size, num_workers=workers)
+        assert len(again) == -(-COUNT // size)
+        assert take(again) == first
 
 
 def test_it_goes_on_from_a_state_in_mid_epoch(make: Any) -> None:
@@ -190,6 +199,8 @@ def test_the_loop_gets_the_error_of_the_import(
     loader = make(source=torn, num_workers=workers)
     with pytest.raises(FormatError, match=r"import 'd' while training: .*torn\.tar"):
         take(loader)
+    if workers:
+        return
     # The next iteration tries again, from where this one has come to.
     with pytest.raises(FormatError, match=r"torn\.tar"):
         take(loader)
@@ -242,6 +253,8 @@ def test_what_does_not_fit_is_refused(make: Any, archive: Path, path: Path) -> N
         {"source": "-"},
         {"window_bytes": 0},
         {"uneven": "some"},
+        {"import_workers": -1},
+        {"import_workers": 1, "import_options": ["--workers", "2"]},
     ):
         with pytest.raises(UsageError):
             make(**options)
@@ -249,6 +262,8 @@ def test_what_does_not_fit_is_refused(make: Any, archive: Path, path: Path) -> N
         make(shufle=None)
     with pytest.raises(UsageError, match=r"torch\.distributed to be initialised"):
         take(make(rank=0, world_size=2))
+    with pytest.raises(UsageError, match="import it without workers"):
+        take(make(import_workers=1))
     loader = make(import_options=[*IMPORT, "--attribute", "text=(.)"], labels="text")
     with pytest.raises(UsageError, match="expected numbers, got strings"):
         take(loader)
@@ -279,22 +294,24 @@ def test_another_state_is_refused(make: Any, path: Path) -> None:
 
 
 def train(
-    join: Any, archive: Path, path: Path, log: Path, stop: int | None, state: Any
+    join: Any, source: Path, path: Path, log: Path, stop: int | None, state: Any, workers: int
 ) -> dict[str, Any]:
     """Train one epoch, with a barrier at each step; log what this rank has got.
 
     Args:
         join: joins the ranks.
-        archive: source.
+        source: source.
         path: volume.
         log: directory of the logs of all ranks, and of the states of rank 0.
         stop: step behind which all ranks are killed.
         state: state to continue at.
+        workers: workers of the import in each rank.
     """
     rank = join()
     steps = []
+    options = {"import_options": IMPORT, "import_workers": workers, **OPTIONS}
     with dlfs.open(path) as volume:
-        loader = ImportingLoader(archive, volume, "d", 6, import_options=IMPORT, **OPTIONS)
+        loader = ImportingLoader(source, volume, "d", 6, **options)
         if state is not None:
             loader.load_state_dict(state)
         for step, batch in enumerate(loader, 1):
@@ -307,6 +324,7 @@ def train(
                 torch.save(loader.state_dict(), log / "state.pt")
             dist.barrier()
             if step == stop:
+                note_workers(log)
                 os.kill(os.getpid(), signal.SIGKILL)
         epoch = loader.epoch
         second = take(loader)
@@ -318,17 +336,22 @@ def logged(log: Path) -> list[int]:
     return [int(line) for one in log.glob("*.log") for line in one.read_text().split()]
 
 
-def test_four_ranks_are_killed_and_two_go_on(archive: Path, path: Path, tmp_path: Path) -> None:
-    stop = random.randrange(1, 30)
-    for name in ("whole", "first", "rest"):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_four_ranks_are_killed_and_two_go_on(
+    archive: Path, folder: Path, path: Path, tmp_path: Path, workers: int
+) -> None:
+    source = folder if workers else archive
+    stop = random.randrange(1, 12)
+    for name in ("first", "rest"):
         (tmp_path / name).mkdir()
-    killed = run_ranks(4, train, archive, path, tmp_path / "first", stop, None)
+    killed = run_ranks(4, train, source, path, tmp_path / "first", stop, None, workers)
     assert killed == [-signal.SIGKILL] * 4
+    wait_for_end_of_workers(tmp_path / "first")
     before = logged(tmp_path / "first")
     assert len(before) == stop * 24
     state = torch.load(tmp_path / "first" / "state.pt")
     assert state["position"] == stop * 24
-    rest = run_ranks(2, train, archive, path, tmp_path / "rest", None, state)
+    rest = run_ranks(2, train, source, path, tmp_path / "rest", None, state, workers)
     assert all(isinstance(one, dict) for one in rest), (stop, rest)
     assert rest[0]["steps"] == rest[1]["steps"], stop
     assert [one["epoch"] for one in rest] == [1, 1]
@@ -341,14 +364,6 @@ def test_four_ranks_are_killed_and_two_go_on(archive: Path, path: Path, tmp_path
             ordinary = Loader(dataset, 6, seed=3, rank=rank, world_size=2, uneven="pad")
             ordinary.set_epoch(1)
             assert rest[rank]["second"] == take(ordinary)
-
-
-def test_four_ranks_take_each_sample_once(archive: Path, path: Path, tmp_path: Path) -> None:
-    found = run_ranks(4, train, archive, path, tmp_path, None, None)
-    assert [one["steps"] for one in found] == [found[0]["steps"]] * 4
-    got = logged(tmp_path)
-    assert sorted(set(got)) == list(range(COUNT))
-    assert len(got) == -(-COUNT // 4) * 4
 
 
 def fail(join: Any, source: Path, path: Path) -> str:
@@ -367,7 +382,7 @@ def fail(join: Any, source: Path, path: Path) -> str:
 
 def test_every_rank_gets_the_error_of_the_import(archive: Path, path: Path, tmp_path: Path) -> None:
     torn = tmp_path / "torn.tar.gz"
-    torn.write_bytes(archive.read_bytes()[:-900_000])
+    torn.write_bytes(archive.read_bytes()[:-700_000])
     found = run_ranks(3, fail, torn, path)
     assert found == [found[0]] * 3
     assert "FormatError: import 'd' while training" in found[0]
@@ -396,6 +411,161 @@ def test_the_others_learn_that_rank_0_has_closed_its_loader(archive: Path, path:
     found = run_ranks(2, leave, archive, path)
     assert found[0].startswith("ClosedError")
     assert found[1] == "DlfsError: import 'd' while training: rank 0 has ended it"
+
+
+# ---- workers -------------------------------------------------------------------------------------
+
+
+def find_workers() -> list[int]:
+    """Return the workers of an import that this process has as children."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and is_worker(int(each.name)):
+                found.append(int(each.name))
+    return found
+
+
+def is_worker(pid: int) -> bool:
+    try:
+        return b"import-worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def note_workers(log: Path) -> None:
+    """Note the workers of this rank in a file."""
+    made = log / f"{os.getpid()}.new"
+    made.write_text(" ".join(map(str, find_workers())))
+    made.rename(made.with_suffix(".workers"))
+
+
+def wait_for_end_of_workers(log: Path) -> None:
+    noted = [int(pid) for file in log.glob("*.workers") for pid in file.read_text().split()]
+    wait_for(lambda: not any(map(is_worker, noted)), "the end of the workers")
+
+
+def digests(path: Path | str) -> list[str]:
+    with dlfs.open(path) as volume:
+        (info,) = volume.versions("d")
+        return [info.content_digest, info.packing_digest]
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], list[str]]:
+    """The order of the first epoch, and the digests of the dataset, without workers."""
+    path = new_volume(
+        tmp_path_factory.mktemp("plain") / "v", size_bytes=64 * MIB, chunk_bytes=CHUNK_BYTES
+    )
+    with dlfs.open(path) as volume:
+        loader = ImportingLoader(folder, volume, "d", 6, import_options=IMPORT, **OPTIONS)
+        order = take(loader)
+        loader.close()
+    return order, digests(path)
+
+
+@pytest.mark.parametrize(
+    "options", [{"import_workers": 2}, {"import_options": [*IMPORT, "--workers", "2"]}]
+)
+def test_one_rank_imports_by_workers(
+    make: Any, folder: Path, path: Path, plain: Any, options: dict[str, Any]
+) -> None:
+    assert (take(make(source=folder, **options)), digests(path)) == plain
+
+
+def test_four_ranks_import_and_take_each_sample_once(
+    folder: Path, path: Path, tmp_path: Path, plain: Any
+) -> None:
+    found = run_ranks(4, train, folder, path, tmp_path, None, None, 1)
+    assert [one["steps"] for one in found] == [found[0]["steps"]] * 4
+    order, whole = plain
+    padded = order + order[: -COUNT % 4]
+    for rank in range(4):
+        got = (tmp_path / f"{rank}.log").read_text().split()
+        assert list(map(int, got)) == padded[rank::4]
+    assert digests(path) == whole
+
+
+def help_import(join: Any, folder: Path, uri: str, log: Path, dying: int) -> list[int] | str:
+    """Have all ranks but rank 0 import; one is killed before the import has given out its parts.
+
+    If the volume is one of a storage node, the ranks join from other hosts, as it seems.
+
+    Args:
+        join: joins the ranks.
+        folder: source.
+        uri: volume.
+        log: directory in which ranks note their workers.
+        dying: rank that is killed; -1 for none.
+    """
+    rank, start = join(), import_process.ImportWorkers
+
+    def start_elsewhere(name: str, count: int, text: str) -> Any:
+        moved = dataclasses.replace(Invitation.parse(text), boot_id=str(uuid4()))
+        return start(name, count, moved.text)
+
+    options = {"import_options": [*IMPORT], "import_workers": 1, **OPTIONS}
+    if uri.startswith("nvme"):
+        import_process.ImportWorkers = start_elsewhere
+        options["import_options"] += ["--listen", "127.0.0.1"]
+    with dlfs.open(uri) as volume:
+        loader = ImportingLoader(folder, volume, "d", 6, **options)
+        at = loader._command.index("--workers") + 1
+        loader._command[at] = "0"
+        loader._begin_import()
+        if rank == 0:
+            os.kill(process_of(loader).pid, signal.SIGSTOP)
+        else:
+            wait_for(find_workers, "the worker")
+            note_workers(log)
+        others = dist.get_world_size() - 1
+        wait_for(lambda: len([*log.glob("*.workers")]) == others, "all workers")
+        if rank == dying:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 0:
+            os.kill(process_of(loader).pid, signal.SIGCONT)
+        elif dying == 0:
+            import_process.SILENCE_S = 1.0
+        try:
+            return take(loader)
+        except DlfsError as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            loader.close()
+
+
+def test_the_others_import_without_a_rank_that_was_killed(
+    folder: Path, path: Path, tmp_path: Path, plain: Any
+) -> None:
+    found = run_ranks(3, help_import, folder, str(path), tmp_path, 2)
+    wait_for_end_of_workers(tmp_path)
+    order, whole = plain
+    padded = order + order[: -COUNT % 3]
+    assert found == [padded[0::3], padded[1::3], -signal.SIGKILL]
+    assert digests(path) == whole
+
+
+def test_ranks_of_other_hosts_import(folder: Path, tmp_path: Path, plain: Any) -> None:
+    disk = tmp_path / "disk"
+    disk.touch()
+    os.truncate(disk, 64 * MIB)
+    nqn = "nqn.2024-01.org.example:disk"
+    with ScriptedTarget([Subsystem(nqn, [Namespace(64 * MIB, path=disk, identity=uuid4())])]) as it:
+        uri = f"nvme-tcp://127.0.0.1:{it.port}/{nqn}?nsid=1"
+        dlfs.format_volume(uri, chunk_bytes=CHUNK_BYTES)
+        found = run_ranks(2, help_import, folder, uri, tmp_path, -1)
+        order, whole = plain
+        padded = order + order[: -COUNT % 2]
+        assert found == [padded[0::2], padded[1::2]]
+        assert digests(uri) == whole
+
+
+def test_workers_end_if_rank_0_is_killed(folder: Path, path: Path, tmp_path: Path) -> None:
+    found = run_ranks(2, help_import, folder, str(path), tmp_path, 0)
+    wait_for_end_of_workers(tmp_path)
+    assert found[0] == -signal.SIGKILL
+    assert found[1].startswith("DeviceLostError: wait for the import of 'd'")
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------
