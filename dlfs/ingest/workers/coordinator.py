@@ -287,6 +287,7 @@ class Coordinator:
         self._is_broken = False
         self._reserving = 0  # chunks that the commit under way lists
         self._is_scarce = False  # the last commit found no chunk to list
+        self._may_have_freed = False  # the last commit may have: those of lost workers
         self._reserve_after_s = now_s
         self._confirmed_s = now_s
         self._is_confirming = False
@@ -629,6 +630,7 @@ class Coordinator:
         if self._contents or reserve:
             self._committing, self._contents = self._contents, []
             self._reserving = reserve
+            self._may_have_freed = bool(self._grants.lost)
             self._actions.append(Commit(tuple(self._committing), reserve))
 
     def _reserve_where_scarce(self, count: int) -> int:
@@ -641,7 +643,8 @@ class Coordinator:
             if worker.part is None and worker.keys is not None and not worker.is_ending:
                 worker.is_ending = True
                 self._actions.append(Send(worker.number, End("the volume has no room for more")))
-        may_come = self._removed or self._leaving or self._grants.lost or self._contents
+        may_come = bool(self._removed or self._leaving or self._grants.lost or self._contents)
+        may_come |= self._may_have_freed  # what a commit frees is listed by the next one
         if not may_come and all(worker.is_waiting for worker in self.workers.values()):
             left = format_bytes(self._bytes_left)
             self._fail(SpaceError(f"import: expected room for about {left} of samples, got none"))

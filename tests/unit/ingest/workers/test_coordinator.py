@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from dlfs.format.geometry import ChunkRun
-from dlfs.ingest.workers.coordinator import Begin, Commit, Coordinator, GrantTimes, Send
+from dlfs.ingest.workers.coordinator import (
+    Begin,
+    Commit,
+    Confirm,
+    Coordinator,
+    GrantTimes,
+    Send,
+)
 from dlfs.ingest.workers.messages import (
     PROTOCOL_VERSION,
     RUNS_MAX,
@@ -11,19 +18,25 @@ from dlfs.ingest.workers.messages import (
     Hello,
     NeedChunks,
     Ready,
+    Renew,
     StepMade,
 )
 from dlfs.store.grants import GrantBook
 from tests.property.test_import_workers import make_content
 
 
-def begun(book: GrantBook, runs: list[ChunkRun], needed: int) -> tuple[Coordinator, int]:
+def begun(
+    book: GrantBook,
+    runs: list[ChunkRun],
+    needed: int,
+    times: GrantTimes = GrantTimes(1, 5, None),  # noqa: B008
+) -> tuple[Coordinator, int]:
     """Return a coordinator of two parts, and the worker that has the first one and its chunks."""
     coordinator = Coordinator(
         [3000, 3000],
         {},
         book,
-        GrantTimes(1, 5, None),
+        times,
         chunk_bytes=1000,
         setup=b"",
         slots=8,
@@ -70,3 +83,30 @@ def test_a_grant_has_no_more_runs_than_a_message() -> None:
     (granted,) = [message for message in sent if isinstance(message, Granted)]
     assert len(granted.runs) == RUNS_MAX
     assert book.pool_chunks == 10
+
+
+def test_a_full_volume_has_room_when_the_chunks_of_a_lost_worker_are_free() -> None:
+    """The commit that frees them cannot list them itself: it is the next one that does."""
+    book = GrantBook()
+    coordinator, lost = begun(book, [ChunkRun(0, 8)], 8, GrantTimes(1, 5, 10))
+    coordinator.take_actions()
+    coordinator.leave(lost, "its connection has ended")
+    coordinator.gone(lost)
+    hello = Hello(PROTOCOL_VERSION, "1", b"", "host", "boot", 2)
+    worker = coordinator.join(hello, 1.0, can_be_killed=False)
+    assert worker is not None
+    coordinator.receive(worker, Ready([None]), 1.0)
+    coordinator.receive(worker, NeedChunks(4, True), 1.0)
+    is_free = False
+    for second in range(1, 30):
+        coordinator.receive(worker, Renew(second), second)
+        coordinator.check_time(second)
+        for action in coordinator.take_actions():
+            if isinstance(action, Confirm):
+                coordinator.confirmed(second)
+            elif isinstance(action, Commit):
+                book.add([ChunkRun(0, 8)] if is_free else [])
+                is_free = bool(book.expire(second))
+                coordinator.committed()
+    assert coordinator.failure is None
+    assert book.held.keys() == {str(worker)}
