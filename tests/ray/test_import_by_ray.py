@@ -1,4 +1,7 @@
-"""Imports whose workers are tasks of Ray: equal to others, whatever ends the tasks."""
+"""Imports whose workers are tasks of Ray: equal to others, whatever ends the tasks.
+
+``DLFS_IMPORT_FILES`` is the number of files (2000 by default).
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
-FILES = 2000
+FILES = int(os.environ.get("DLFS_IMPORT_FILES", "2000"))
 NQN = "nqn.2024-01.org.example:storage"
-STEP = "64KiB"
-VOLUME_BYTES = 64 << 20
+STEP = f"{FILES // 30}KiB"
+VOLUME_BYTES = (64 << 20) + FILES * 4096
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""Imports by workers that Slurm starts on the nodes of a cluster."""
+"""Imports by workers that Slurm starts on the nodes of a cluster.
+
+``DLFS_IMPORT_FILES`` is the number of files (12,000 by default), of 20 MiB in all.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
-FILES = 12000
+FILES = int(os.environ.get("DLFS_IMPORT_FILES", "12000"))
+WORDS_MAX = 900 * 12000 // FILES
+"""Words of four bytes that a file has at most."""
 STEP = "16KiB"
 
 
@@ -30,7 +35,7 @@ def cluster() -> Iterator[Cluster]:
         for number in range(FILES):
             path = cluster.shared / "photos" / str(number % 7) / f"{number:05}"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(number.to_bytes(4, "little") * (1 + number * 37 % 900))
+            path.write_bytes(number.to_bytes(4, "little") * (1 + number * 37 % WORDS_MAX))
         run_import(cluster, "plain")
         yield cluster
 
