@@ -19,7 +19,7 @@ import pytest
 import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.ingest.importer import import_dataset, open_source
-from dlfs.ingest.remote.fetching import REQUESTS
+from dlfs.ingest.remote.stores import REQUESTS
 from tests.support.processes import PROCESSES, preload
 from tests.support.volumes import new_volume
 from tests.unit.ingest.remote.object_store import BUCKET, ObjectStore, object_store

@@ -46,10 +46,7 @@ from dlfs.ingest.progress import Meter
 from dlfs.ingest.remote.digests import Digests, compute, file_crc
 from dlfs.ingest.remote.failures import IncompleteError, delay_before_next, disk_errors
 from dlfs.ingest.remote.manifest import Manifest
-from dlfs.ingest.remote.stores import BODY_BYTES, RemoteObject, Store
-
-REQUESTS = 16
-"""Most requests in flight."""
+from dlfs.ingest.remote.stores import BODY_BYTES, REQUESTS, RemoteObject, Store
 
 EARLY_BYTES = 16 * MIB
 """Most bytes of bodies that wait for the places of earlier objects, but those in flight."""

@@ -52,10 +52,10 @@ from dlfs.ingest.progress import Meter, ProgressCallback
 from dlfs.ingest.remote.blocks import Block, BlockCopies, BlockDivision
 from dlfs.ingest.remote.digests import file_crc
 from dlfs.ingest.remote.failures import disk_errors
-from dlfs.ingest.remote.fetching import REQUESTS, Fetch, Fetcher, FileCopies
+from dlfs.ingest.remote.fetching import Fetch, Fetcher, FileCopies
 from dlfs.ingest.remote.manifest import Manifest, object_key
 from dlfs.ingest.remote.private_directory import open_private_directory
-from dlfs.ingest.remote.stores import RemoteObject, Store, open_store
+from dlfs.ingest.remote.stores import REQUESTS, RemoteObject, Store, open_store
 from dlfs.ingest.remote.urls import base_name, is_http
 from dlfs.ingest.source import Bytes, fingerprint_of
 

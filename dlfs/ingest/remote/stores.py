@@ -55,6 +55,9 @@ UNKNOWN_SIZE = -1
 FOLDER_CHARACTERS_MAX = 8192
 """Most characters of the path of a folder that is listed: pages of links can lead on for ever."""
 
+REQUESTS = 16
+"""Most requests of a fetch in flight."""
+
 LOOKUPS = 16
 """Most objects that are looked up at a time."""
 
@@ -559,7 +562,7 @@ def open_store(url: str) -> Store:
         raise UsageError(f"{what}: expected one URL, got several joined by '::'")
     core = load_package("fsspec.core", extra="fsspec", what=what)
     try:
-        options = _http_options() if is_http(url) else {}
+        options = _options_of(url)
         system, _ = core.url_to_fs(url, use_listings_cache=False, **options)
     except ImportError as error:
         name = url.partition("://")[0]
@@ -583,17 +586,31 @@ def open_store(url: str) -> Store:
     return Store(system)
 
 
-def _http_options() -> dict[str, Any]:
-    """Return the options of HTTP file systems: fsspec's configuration, else our time limits."""
-    limits = importlib.import_module("aiohttp").ClientTimeout(
-        total=None, sock_connect=_CONNECT_S, sock_read=_READ_S
-    )
-    client = {"timeout": limits}
-    for protocol in ("http", "https"):
-        client |= (
-            importlib.import_module("fsspec.config").conf.get(protocol, {}).get("client_kwargs", {})
+def _options_of(url: str) -> dict[str, Any]:
+    """Return the options of a URL's file system: fsspec's configuration, else our limits.
+
+    botocore opens 10 connections by default. A request that waits for one is passed by later
+    requests, as aiohttp gives a free connection to the next one that asks. So a wait has no bound.
+    """
+    if is_http(url):
+        limits = importlib.import_module("aiohttp").ClientTimeout(
+            total=None, sock_connect=_CONNECT_S, sock_read=_READ_S
         )
-    return {"client_kwargs": client}
+        return _configured(("http", "https"), "client_kwargs", {"timeout": limits})
+    if url.partition("://")[0] in _S3:
+        return _configured(_S3, "config_kwargs", {"max_pool_connections": REQUESTS})
+    return {}
+
+
+def _configured(
+    protocols: Sequence[str], option: str, default: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return an option of a file system: defaults of ours, and fsspec's configuration of it."""
+    configuration = importlib.import_module("fsspec.config").conf
+    value = dict(default)
+    for protocol in protocols:
+        value |= configuration.get(protocol, {}).get(option, {})
+    return {option: value}
 
 
 def _check_range(item: RemoteObject, first: int, last: int, got: str | None) -> None:

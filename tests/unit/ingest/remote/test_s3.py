@@ -7,8 +7,10 @@ import json
 import os
 import random
 import signal
+import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ import dlfs
 from dlfs.errors import ChecksumError, DeviceError, FormatError, NotFoundError
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.remote import failures, fetching, stores
-from dlfs.ingest.remote.fetching import REQUESTS
+from dlfs.ingest.remote.stores import REQUESTS
 from dlfs.volume.volume import Volume
 from tests.support.processes import PROCESSES, preload
 from tests.unit.ingest.remote.object_store import (
@@ -85,6 +87,21 @@ def test_a_key_that_ends_with_a_slash_is_not_dropped_with_its_bytes(
     for url in (URL, URL + "/"):
         with pytest.raises(FormatError, match=f"object bucket/{key}: .*, got 4 bytes"):
             open_source(url, spool=tmp_path)
+
+
+def test_no_request_waits_for_a_connection(object_store: ObjectStore, tmp_path: Path) -> None:
+    """One that does is passed by later ones, and the objects before it wait in the spool."""
+    together = threading.Barrier(REQUESTS, timeout=60)
+
+    def wait(*answer: Any) -> Any:
+        together.wait()
+        return answer
+
+    for number in range(REQUESTS):
+        object_store.put(f"train/{number}", b"abc")
+        object_store.faults[f"train/{number}"] = [wait]
+    assert len(take(open_source(URL, spool=tmp_path))) == REQUESTS
+    assert not together.broken
 
 
 def test_temporary_faults_are_repeated(

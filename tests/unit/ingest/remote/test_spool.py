@@ -32,9 +32,8 @@ from dlfs.errors import (
 from dlfs.ingest.importer import import_dataset, open_source
 from dlfs.ingest.progress import Progress
 from dlfs.ingest.remote import failures, spool, stores
-from dlfs.ingest.remote.fetching import REQUESTS
 from dlfs.ingest.remote.spool import default_directory
-from dlfs.ingest.remote.stores import Store, open_store
+from dlfs.ingest.remote.stores import REQUESTS, Store, open_store
 from dlfs.volume.volume import Volume
 from tests.support.files import write_files
 from tests.unit.ingest.array_writers import write_hdf5, write_npz, write_zarr
