@@ -52,15 +52,18 @@ def dataset_table(infos: Iterable[DatasetInfo]) -> Table:
 
 def unfinished_table(infos: Iterable[UnfinishedInfo]) -> Table:
     """Return a table of imports that are not finished."""
-    counts = ("samples", "bytes", "on device", "second pass")
+    infos = list(infos)
+    granted = ("granted",) if any(info.granted_bytes for info in infos) else ()
+    counts = ("samples", "bytes", "on device", *granted, "second pass")
     columns = ("unfinished import", *counts, "begun", "source")
-    made = Table(*columns, right=counts, drop=("on device", "begun"))
+    made = Table(*columns, right=counts, drop=("on device", "begun", *granted))
     for info in infos:
         made.add_row(
             info.name,
             human_count(info.sample_count),
             human_size(info.sample_bytes),
             human_size(info.stored_bytes),
+            *([human_size(info.granted_bytes)] if granted else []),
             "-" if info.packed_again is None else human_count(info.packed_again),
             human_date(info.created),
             str(info.origin.get("source", "-")),

@@ -72,19 +72,24 @@ class Bar:
 
     def workers(self) -> list[Table]:
         """Return a table of the workers; none without any."""
-        titles = ("worker", "part", "of part", "rate", "done", "")
-        rows = Table(*titles, right=titles[1:5], drop=("done", "of part"))
-        for worker in self._workers[:WORKERS_SHOWN_MAX]:
-            share = worker.part_bytes / worker.part_total if worker.part_total else 0.0
-            rows.add_row(
-                worker.name,
-                "" if worker.part is None else f"{worker.part:,}",
-                "" if worker.part is None else f"{min(1.0, share):.0%}",
-                "" if worker.part is None else f"{human_size(int(worker.bytes_per_second))}/s",
-                human_size(worker.bytes_done),
-                "slow" if worker.is_straggler else "",
-            )
-        return [rows] if self._workers else []
+        return [worker_table(self._workers[:WORKERS_SHOWN_MAX])] if self._workers else []
+
+
+def worker_table(workers: Sequence[WorkerProgress]) -> Table:
+    """Return a table with a row for each worker of an import."""
+    titles = ("worker", "part", "of part", "rate", "done", "")
+    rows = Table(*titles, right=titles[1:5], drop=("done", "of part"))
+    for worker in workers:
+        share = worker.part_bytes / worker.part_total if worker.part_total else 0.0
+        rows.add_row(
+            worker.name,
+            "" if worker.part is None else f"{worker.part:,}",
+            "" if worker.part is None else f"{min(1.0, share):.0%}",
+            "" if worker.part is None else f"{human_size(int(worker.bytes_per_second))}/s",
+            human_size(worker.bytes_done),
+            "slow" if worker.is_straggler else "",
+        )
+    return rows
 
 
 def describe_straggler(worker: WorkerProgress) -> str:

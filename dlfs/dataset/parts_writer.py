@@ -67,7 +67,7 @@ from dlfs.format.constants import (
 )
 from dlfs.format.geometry import ChunkRun
 from dlfs.format.journal import Term
-from dlfs.format.paths import PathLike
+from dlfs.format.paths import PathLike, display
 from dlfs.store.fencing import (
     COORDINATOR,
     expiry_ms,
@@ -289,6 +289,11 @@ class PartsWriter:
             stage_bytes=self._stage_bytes,
             defaults=self._defaults,
         )
+
+    @property
+    def name(self) -> str:
+        """Name of the dataset."""
+        return display(self._name)
 
     @property
     def schema(self) -> Schema | None:

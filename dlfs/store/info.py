@@ -72,11 +72,12 @@ class UnfinishedInfo:
         created: time of its first step, UTC.
         sample_count: number of samples so far.
         sample_bytes: sum of their lengths, in bytes.
-        stored_bytes: size of its chunks on the volume, including its journal, in bytes.
+        stored_bytes: size of the chunks of its samples and its journal, in bytes.
         packed_again: number of samples that its second pass has packed; None in the first pass. In
             the second one the source is not needed any more.
         origin: what the import has noted of its source: ``source``, its name; ``fingerprint``; and
             ``command`` and ``directory``, of the command that began it.
+        granted_bytes: size of further chunks, to which its workers may be writing, in bytes.
     """
 
     name: str
@@ -87,6 +88,7 @@ class UnfinishedInfo:
     stored_bytes: int
     packed_again: int | None
     origin: dict[str, Any]
+    granted_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,15 +223,17 @@ def describe_unfinished(record: DatasetRecord, geometry: Geometry) -> Unfinished
     """Return the public description of the record of an unfinished import."""
     first = find_first_pass(record.tags)
     counted = first or record
+    granted_chunks = count_chunks(record.granted_runs)
     return UnfinishedInfo(
         name=display(record.name),
         uuid=record.uuid,
         created=time_of(record.created_ns),
         sample_count=counted.sample_count,
         sample_bytes=counted.sample_bytes,
-        stored_bytes=count_chunks(record.runs) * geometry.chunk_bytes,
+        stored_bytes=(count_chunks(record.runs) - granted_chunks) * geometry.chunk_bytes,
         packed_again=None if first is None else record.sample_count - first.sample_count,
         origin=read_origin(record),
+        granted_bytes=granted_chunks * geometry.chunk_bytes,
     )
 
 

@@ -369,7 +369,7 @@ def _abandon(name: str, uri: str, *, json: bool) -> None:
     _delete_copies(info.origin)
     if json:
         print_json({"abandoned": asdict(info)}, result=True)
-    size = human_size(info.stored_bytes)
+    size = human_size(info.stored_bytes + info.granted_bytes)
     count = human_samples(info.sample_count)
     note(f"abandoned the import of {info.name}: {count}, {size} are free now")
 

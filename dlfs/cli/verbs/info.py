@@ -43,7 +43,8 @@ def info(
     """Show a volume: geometry, members, superblocks, space, datasets; or show one dataset.
 
     A volume that is readable although members are missing is shown, with exit code 0. Of a dataset,
-    it shows the versions, the columns, and the bad records that its imports left out.
+    it shows the versions, the columns, and the bad records that its imports left out. Of an
+    unfinished import, 'granted' is space to which its workers may be writing.
 
     Examples:
         dlfs info photos.img

@@ -1,16 +1,24 @@
-"""``dlfs top``: shows the activity of a node service, live."""
+"""``dlfs top``: shows the activity of a node service, and of imports by workers, live.
+
+A service is asked over its socket. The coordinator of an import by workers answers over one of its
+own, which is named after its volume (``dlfs.ingest.workers.publishing``).
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
 import typer
 
 from dlfs.base.units import format_count
-from dlfs.cli.options import JsonOption
+from dlfs.cli.options import JsonOption, open_volume
 from dlfs.cli.output import (
     Table,
     human_count,
@@ -21,9 +29,10 @@ from dlfs.cli.output import (
     stdout_console,
 )
 from dlfs.cli.verbs.stall import member_table
+from dlfs.errors import DlfsError, NotFoundError
 
 if TYPE_CHECKING:
-    from dlfs.cli.screen import Screen
+    from dlfs.cli.screen import Screen, Section
     from dlfs.service.statistics import MemberActivity
 
 Snapshot = Mapping[str, Any]
@@ -32,48 +41,90 @@ Snapshot = Mapping[str, Any]
 _DATASETS = ("dataset", "datasets")
 _MEMBERS = ("member", "members")
 _PROCESSES = ("process", "processes")
+_WORKERS = ("worker", "workers")
 
 
 def top(
-    service: Annotated[str, typer.Argument(metavar="SERVICE")],
+    target: Annotated[str, typer.Argument(metavar="SERVICE|VOLUME")],
     interval: Annotated[float, typer.Option("--interval", "-i", min=0.1)] = 1.0,
     count: Annotated[int, typer.Option("--count", "-n", min=0)] = 0,
     json: JsonOption = False,
 ) -> None:
     """Show the activity of a service: datasets, members and clients, with rates and latencies.
 
-    A low terminal shows the busiest rows and counts the others. If stdout is no terminal, one
-    snapshot is printed; --json prints the service's statistics.
+    Of an import by workers that this host coordinates, into a volume or one of the service's, it
+    shows the parts, and each worker with its rate; 'slow' is one that holds the others up. A low
+    terminal shows the busiest rows and counts the others. If stdout is no terminal, one snapshot is
+    printed; --json prints the statistics.
 
     Args:
-        service: unix:PATH, as dlfs serve prints it.
+        target: unix:PATH, as dlfs serve prints it; or a volume into which workers import.
         interval: Seconds between two snapshots.
         count: Number of snapshots, then end; 0: until Ctrl-C.
 
     Examples:
         dlfs top unix:/run/dlfs/photos.sock
         dlfs top unix:dlfs.sock --count 1 --json
+        dlfs top photos.img
     """
-    from dlfs.service.client import get_statistics
-
-    before, then = get_statistics(service), time.monotonic()
+    look = partial(_look_at_service, target) if target.startswith("unix:") else _importing(target)
+    before, then = look(), time.monotonic()
     if json:
         print_json(before)
         return
     if not stdout_console().is_terminal:
         for _ in range(count or 1):
             time.sleep(interval)
-            after, now = get_statistics(service), time.monotonic()
+            after, now = look(), time.monotonic()
             print_data(screen(before, after, now - then))
             before, then = after, now
         return
-    _live(service, before, then, interval, count)
+    _live(look, before, then, interval, count)
 
 
-def _live(service: str, before: Snapshot, then: float, interval: float, count: int) -> None:
-    from rich.live import Live
-
+def _look_at_service(uri: str) -> Snapshot:
+    """Return the statistics of a service, with the imports into its volumes."""
+    from dlfs.ingest.workers.publishing import read_progress
     from dlfs.service.client import get_statistics
+
+    found, imports = get_statistics(uri), []
+    for volume in found["volumes"]:
+        with suppress(DlfsError):  # another user's
+            progress = read_progress(UUID(volume["uuid"]))
+            imports += [] if progress is None else [{"volume": _label(volume), **progress}]
+    return {**found, "imports": imports}
+
+
+def _label(volume: Mapping[str, Any]) -> str:
+    return str(volume["label"] or volume["uuid"])
+
+
+def _importing(uri: str) -> Callable[[], Snapshot]:
+    """Return a function that looks at the import by workers into a volume.
+
+    The function raises NotFoundError if there is none, or when it has ended.
+    """
+    from dlfs.ingest.workers.publishing import read_progress
+
+    with open_volume(uri) as volume:
+        uuid, label = volume.uuid, volume.label or uri
+
+    def look() -> Snapshot:
+        progress = read_progress(uuid)
+        if progress is None:
+            raise NotFoundError(
+                f"show the import into {uri}: expected one by workers that this host coordinates "
+                "and that reads its source, got none; 'dlfs info' lists unfinished imports"
+            )
+        return {"imports": [{"volume": label, **progress}]}
+
+    return look
+
+
+def _live(
+    look: Callable[[], Snapshot], before: Snapshot, then: float, interval: float, count: int
+) -> None:
+    from rich.live import Live
 
     shown = 0
     console = stdout_console()
@@ -81,7 +132,10 @@ def _live(service: str, before: Snapshot, then: float, interval: float, count: i
     with Live(first, console=console, screen=True, auto_refresh=False) as live:
         while shown < count or not count:
             time.sleep(interval)
-            after, now = get_statistics(service), time.monotonic()
+            try:
+                after, now = look(), time.monotonic()
+            except NotFoundError:  # the import has ended
+                return
             seen = screen(before, after, now - then, rows=console.height)
             live.update(seen, refresh=True)
             before, then = after, now
@@ -100,6 +154,10 @@ def screen(before: Snapshot, after: Snapshot, seconds: float, *, rows: int | Non
     from dlfs.cli.screen import Screen, Section
     from dlfs.service.statistics import by_process
 
+    imports = [_import(each) for each in after.get("imports", ())]
+    if "volumes" not in after:  # the import into a volume, without a service
+        (only,) = imports
+        return Screen(only.title, [replace(only, title="")], rows=rows)
     earlier, clients = by_process(before["clients"]), by_process(after["clients"])
     memory = after["memory"]
     held_bytes = memory["held_bytes"]
@@ -126,7 +184,25 @@ def screen(before: Snapshot, after: Snapshot, seconds: float, *, rows: int | Non
             for key, client in clients.items()
         ]
         sections.append(Section(_PROCESSES, _clients(earlier, clients, seconds), busy, rank=1))
-    return Screen(head, sections, rows=rows)
+    return Screen(head, [*sections, *imports], rows=rows)
+
+
+def _import(found: Mapping[str, Any]) -> Section:
+    """Return the table of an import by workers, with what it has done in the title."""
+    from dlfs.cli.progress import worker_table
+    from dlfs.cli.screen import Section
+    from dlfs.ingest.progress import WorkerProgress
+
+    workers = [WorkerProgress(**each) for each in found["workers"]]
+    speed = found["new_bytes"] / found["seconds"] if found["seconds"] > 0 else 0.0
+    title = (
+        f"import of {found['name']} into {found['volume']}: process {found['pid']}, up "
+        f"{human_seconds(found['seconds'])}, {found['parts_done']:,} of "
+        f"{format_count(found['parts'], 'part')}, {human_size(found['bytes'])} of "
+        f"{human_size(found['bytes_total'])}, {human_size(int(speed))}/s"
+    )
+    busy = [math.inf if each.is_straggler else each.bytes_per_second for each in workers]
+    return Section(_WORKERS, worker_table(workers), busy, title)
 
 
 def _datasets(known: Mapping[str, Mapping[str, Any]], after: Snapshot, seconds: float) -> Table:

@@ -156,6 +156,8 @@ class TarSource(ArchiveShards):
             self.sample_bytes = int(self.index.sizes.sum())
             self.gives_shuffled = True
             self.empty_directories = self._names.empty_folders(iter(self._files))
+        elif self.stdin is not None:
+            self.undivided = "it can be read only once, from its beginning"
         else:
             self.undivided = (
                 "links and folders of a compressed archive may concern members of another one; "

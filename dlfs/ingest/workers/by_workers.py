@@ -10,10 +10,12 @@ Threads: the caller's, and those of ``ImportServer``.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from dlfs.base.arguments import Layout
 from dlfs.base.processors import allowed_processors
@@ -34,6 +36,7 @@ from dlfs.ingest.workers.engines import WORKERS_MAX
 from dlfs.ingest.workers.import_setup import Before, ImportSetup, encode
 from dlfs.ingest.workers.launching import ProcessLauncher
 from dlfs.ingest.workers.listening import Listener
+from dlfs.ingest.workers.publishing import ProgressSocket
 from dlfs.ingest.workers.serving import ImportServer, Launcher
 from dlfs.store.fencing import describe_running, imports_by_workers
 from dlfs.volume.volume import Volume
@@ -211,8 +214,9 @@ class PartsImport:
         self._source, self._division = source, division
         self._writer, self._options, self._show = writer, options, show
         self._labels = labels
+        self._begun_s = boot_clock()
         self._bad_before = writer.bad.count
-        self._good_before = writer.imported[0]
+        self._good_before, self._bytes_before = writer.imported
         self.done = 0, 0
 
     def run(self) -> None:
@@ -236,6 +240,7 @@ class PartsImport:
                 self._describe,
                 listener,
                 launcher,
+                stack.enter_context(ProgressSocket(self._volume.uuid, self.describe)),
                 self._tick,
             )
             server.run()
@@ -274,6 +279,30 @@ class PartsImport:
         self.done = coordinator.done
         self._check_bad(is_end=False)
         self._show(*self.done, find_progress(coordinator, boot_clock()))
+
+    def describe(self) -> dict[str, Any]:
+        """Return the progress, as values of JSON.
+
+        Returns:
+            ``pid``, and ``seconds`` since the start of this process's share; ``name``
+            of the dataset; ``parts``, and ``parts_done``, those that are committed; ``samples`` and
+            ``bytes`` so far, those of earlier runs included; ``bytes_total``, an estimate;
+            ``new_bytes`` of this run; and ``workers``, a list of what ``WorkerProgress`` has.
+        """
+        now_s, coordinator = boot_clock(), self._coordinator
+        samples, new_bytes = coordinator.done
+        return {
+            "pid": os.getpid(),
+            "seconds": now_s - self._begun_s,
+            "name": self._writer.name,
+            "parts": len(coordinator.parts),
+            "parts_done": sum(part.is_committed for part in coordinator.parts),
+            "samples": self._good_before + samples,
+            "bytes": self._bytes_before + new_bytes,
+            "bytes_total": self._source.sample_bytes or sum(self._division.part_bytes),
+            "new_bytes": new_bytes,
+            "workers": [asdict(worker) for worker in find_progress(coordinator, now_s)],
+        }
 
     def _check_bad(self, *, is_end: bool) -> None:
         good = self._good_before + self.done[0]

@@ -127,14 +127,17 @@ class Invitation:
                 status = os.fstat(file.fileno())
                 data = file.read(4096)
         except FileNotFoundError as error:
-            raise NotFoundError(f"read the invitation {path}: there is no such file") from error
+            raise NotFoundError(
+                f"join an import by {path}: there is no such file; 'dlfs import --join-file' "
+                "writes it when the source is listed"
+            ) from error
         except OSError as error:
             raise DeviceError(
-                f"read the invitation {path}: {error.strerror}", error.errno or 0
+                f"join an import by {path}: {error.strerror}", error.errno or 0
             ) from error
         if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid not in (0, os.geteuid()):
             raise UsageError(
-                f"read the invitation {path}: expected a file of this user with mode 0600, got "
+                f"join an import by {path}: expected a file of this user with mode 0600, got "
                 f"mode {stat.S_IMODE(status.st_mode):04o} of user {status.st_uid}"
             )
         text = data.decode("utf-8", "replace")

@@ -43,6 +43,7 @@ from dlfs.ingest.workers.coordinator import (
 )
 from dlfs.ingest.workers.listening import STRANGERS_MAX, Listener, Peer
 from dlfs.ingest.workers.messages import AnyMessage, End, Failed, Renewed, StartPart, unpack_key
+from dlfs.ingest.workers.publishing import ProgressSocket
 
 TICK_S = 0.25
 """Longest time between two calls of ``on_tick``, in seconds."""
@@ -83,6 +84,7 @@ class ImportServer:
         describe: returns the description of a part, and what is before its rest.
         listener: where workers join.
         launcher: starts workers.
+        published: where other programs get the progress.
         on_tick: called about four times a second.
     """
 
@@ -94,6 +96,7 @@ class ImportServer:
         describe: Callable[[int, PartProgress], tuple[bytes, bytes]],
         listener: Listener,
         launcher: Launcher,
+        published: ProgressSocket,
         on_tick: Callable[[], None],
     ) -> None:
         self._coordinator = coordinator
@@ -102,6 +105,7 @@ class ImportServer:
         self._describe = describe
         self._listener = listener
         self._launcher = launcher
+        self._published = published
         self._on_tick = on_tick
         self._peers: dict[int, Peer] = {}
         self._numbers: dict[Peer, int] = {}
@@ -122,6 +126,8 @@ class ImportServer:
         with ExitStack() as stack:
             stack.callback(self._close)
             self._selector.register(self._wake_read, selectors.EVENT_READ)
+            if self._published.listening is not None:
+                self._selector.register(self._published.listening, selectors.EVENT_READ)
             while not self._has_ended():
                 self._wait()
                 self._coordinator.check_time(boot_clock())
@@ -160,7 +166,9 @@ class ImportServer:
         left_s = self._coordinator.next_time() - boot_clock()
         most_s = GONE_POLL_S if self._dying else TICK_S
         for key, events in self._selector.select(max(0.0, min(left_s, most_s))):
-            if isinstance(key.fileobj, socket.socket):
+            if key.fileobj is self._published.listening:
+                self._published.answer()
+            elif isinstance(key.fileobj, socket.socket):
                 self._accept(key.fileobj)
             elif key.fileobj == self._wake_read:
                 with suppress(BlockingIOError):

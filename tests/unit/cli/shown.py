@@ -14,7 +14,7 @@ from uuid import UUID
 from dlfs import DatasetInfo, MemberInfo, SuperblockInfo
 from dlfs.block import parse_uri
 from dlfs.cli.datasets import dataset_table
-from dlfs.cli.output import print_data, stdout_console
+from dlfs.cli.output import print_data, print_text, stdout_console
 from dlfs.cli.verbs import discover, info, stall, top
 from dlfs.diagnosis.consuming import Run
 from dlfs.service.statistics import activity, member_activity
@@ -147,6 +147,54 @@ def _answer(scale: int) -> dict[str, Any]:
 def topped() -> None:
     """One look of ``dlfs top``."""
     stdout_console().print(top.screen(_answer(0), copy.deepcopy(_answer(10**6)), 1.0), crop=False)
+
+
+def _importing() -> dict[str, Any]:
+    """An answer of the coordinator of a large import by workers."""
+    names = (
+        "node-17.cluster.example.org:4194303",
+        "node-18.cluster.example.org:12",
+        "vm:1",
+        "vm:2",
+    )
+    workers = [
+        {
+            "name": name, "part": None if number == 3 else 12_345 + number,
+            "part_bytes": number << 29, "part_total": None if number == 3 else 2 << 30,
+            "bytes_done": (1234 >> number) << 30, "bytes_per_second": 1.5e9 / 30**number,
+            "is_straggler": number == 2,
+        }
+        for number, name in enumerate(names)
+    ]  # fmt: skip
+    return {
+        "volume": "pool of the third floor", "pid": 4_194_304,
+        "seconds": 36_000.0, "name": DATASETS[0], "parts": 51_200, "parts_done": 12_344,
+        "samples": 1_234_567_890, "bytes": 24 << 40, "new_bytes": 20 << 40,
+        "bytes_total": 100 << 40, "workers": workers,
+    }  # fmt: skip
+
+
+def topped_import() -> None:
+    """One look of ``dlfs top`` at an import by workers."""
+    found = {"imports": [_importing()]}
+    stdout_console().print(top.screen(found, found, 1.0), crop=False)
+
+
+def topped_both() -> None:
+    """One look of ``dlfs top`` at a service, into one of whose volumes workers import."""
+    found = {**_answer(10**6), "datasets": [], "imports": [_importing()]}
+    stdout_console().print(top.screen(found, found, 1.0), crop=False)
+
+
+def workers() -> None:
+    """The workers below the bar of an import, and the note of a slow one."""
+    from dlfs.cli.progress import describe_straggler, worker_table
+    from dlfs.ingest.progress import WorkerProgress
+
+    found = [WorkerProgress(**each) for each in _importing()["workers"]]
+    print_data(worker_table(found))
+    print()
+    print_text(describe_straggler(found[2]))
 
 
 def progress() -> None:

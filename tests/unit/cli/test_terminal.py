@@ -49,6 +49,9 @@ VARYING = [
 """Patterns of text that differs from run to run, each with a placeholder as wide."""
 
 DROPPABLE = {
+    "done",
+    "granted",
+    "of part",
     *("layout", "on device", "created", "superblock A", "superblock B", "at the tail", "block"),
     *(
         "in flight",
@@ -94,7 +97,15 @@ VERBS = {
 }
 LONG_LINES = {"ls", "ls-samples", "cat", "target-hostnqn"}
 """Names and data, which the terminal itself wraps."""
-PICTURES = ("datasets", "members", "namespaces", "stalled", "topped")
+PICTURES = (
+    "datasets",
+    "members",
+    "namespaces",
+    "stalled",
+    "topped",
+    "topped_import",
+    "topped_both",
+)
 """Functions of ``tests.unit.cli.shown``."""
 
 
@@ -274,7 +285,7 @@ def test_help(terminal: Terminal, snapshot, verb: str) -> None:
     assert collage(pictures) == snapshot
 
 
-@pytest.mark.parametrize("name", ["progress", "demonstrated"])
+@pytest.mark.parametrize("name", ["progress", "demonstrated", "workers"])
 def test_what_is_shown_meanwhile_fits(terminal: Terminal, snapshot, name: str) -> None:
     pictures = {width: terminal.show(name, columns=width) for width in WIDTHS}
     check(pictures)

@@ -1,9 +1,10 @@
-"""``dlfs import --workers``: bad records, appending, and the choice of workers."""
+"""``dlfs import --workers``: bad records, appending, what is shown, and the choice of workers."""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,18 @@ import pytest
 
 import dlfs
 from dlfs.base.units import KIB, MIB
+from dlfs.cli.output import human_size
+from dlfs.cli.progress import progress_bar
 from dlfs.cli.verbs import import_
 from dlfs.ingest import importer
+from dlfs.ingest.progress import Progress, WorkerProgress
 from dlfs.ingest.workers.by_workers import WorkersOptions
 from tests.support.files import write_files
+from tests.support.parts import Worker, open_parts
 from tests.support.volumes import new_volume
 from tests.unit.cli.conftest import Done, Run
 from tests.unit.ingest.test_bad_records import write_tfrecord
+from tests.unit.ingest.workers.test_running import waiting_import
 
 SHARDS = 6
 BAD = {1, 4}
@@ -108,6 +114,60 @@ def test_appending(tmp_path: Path, run: Run) -> None:
             assert dataset.get("079") == bytes([79]) * 79
             digests.append(opened.versions("x")[-1].content_digest)
     assert digests[0] == digests[1]
+
+
+# ---- what others see -----------------------------------------------------------------------------
+
+
+def test_granted_space_is_listed_separately(tmp_path: Path, run: Run) -> None:
+    volume = new(tmp_path / "disk")
+    with dlfs.open(volume) as opened:
+        free_bytes = opened.free_bytes
+        parts = open_parts(opened)
+        parts.commit(reserve=8)
+        worker = Worker(opened, parts, "a")
+        parts.commit(worker.write(0).reports())
+        (info,) = opened.unfinished()
+        whole = human_size(info.stored_bytes + info.granted_bytes)
+        assert 0 < info.granted_bytes < 8 * 16 * KIB
+        shown = run("info", volume)
+        assert "granted" in shown.out.decode()
+        (found,) = run("info", volume, "--json").json["unfinished"]
+        assert found["granted_bytes"] == info.granted_bytes
+        assert f"{whole} of unfinished" in run("du", volume).out.decode()
+        worker.close()
+    done = run("import", "--abandon", "x", volume)
+    assert f"{whole} are free now" in done.err
+    with dlfs.open(volume) as opened:
+        assert opened.free_bytes == free_bytes
+
+
+def test_top_shows_an_import_that_runs(tmp_path: Path, run: Run) -> None:
+    folder = write_files(tmp_path / "folder", {f"{n}": bytes(n) for n in range(20)})
+    volume = new(tmp_path / "disk")
+    with waiting_import(folder, volume, tmp_path / "join") as process:
+        (found,) = run("top", volume, "--json").json["imports"]
+        assert (found["pid"], found["name"]) == (process.pid, "x")
+        assert (found["parts"], found["parts_done"], found["bytes_total"]) == (1, 0, sum(range(20)))
+        shown = run("top", volume, "--interval", "0.1").out.decode()
+        assert f"import of x into {volume}: process {process.pid}, up" in " ".join(shown.split())
+        process.kill()
+    done = run("top", volume)
+    assert done.code == 3
+    assert "'dlfs info' lists unfinished imports" in " ".join(done.err.split())
+
+
+def test_without_a_terminal_a_slow_worker_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    slow, fast = (
+        WorkerProgress(f"host:{number}", number, 10 << 20, 20 << 20, 0, 5 << 20, number == 1)
+        for number in (1, 2)
+    )
+    with progress_bar("import x") as bar:
+        for part in (1, 1, 3):
+            workers = (replace(slow, part=part), fast)
+            bar.show(Progress(1, 2, 3, 4, 5.0, workers=workers))
+    expected = [f"import x: worker host:1 is slow: part {part} at 5 MiB/s" for part in (1, 3)]
+    assert capsys.readouterr().err.splitlines() == expected
 
 
 # ---- the choice ----------------------------------------------------------------------------------
