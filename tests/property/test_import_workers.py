@@ -118,6 +118,7 @@ class World:
         self.book = GrantBook()
         self.granted: set[int] = set()  # as the record lists them
         self.next_chunk, self.chunk_count = 0, chunk_count
+        self.freed: list[int] = []  # of lost workers, by the commits so far
         self.wanted = self.random.randint(1, 4)
         self.processes: list[Process] = []
         self.error: DlfsError | None = None
@@ -189,15 +190,24 @@ class World:
         for content, worker in action.contents:
             self.committed.append((content.part, content.number))
             self.book.use(str(worker), content.runs)
-        self.book.expire(self.now_s)
-        count = min(action.reserve_chunks, self.chunk_count - self.next_chunk)
-        if count:
-            self.book.add([ChunkRun(self.next_chunk, count)])
-            self.next_chunk += count
+        gone = self.book.expire(self.now_s)
+        count = min(action.reserve_chunks, self.free_chunks)
+        again, self.freed = self.freed[:count], self.freed[count:]
+        for chunk in again:
+            self.book.add([ChunkRun(chunk, 1)])
+            self.writers.pop(chunk, None)
+        if count > len(again):
+            self.book.add([ChunkRun(self.next_chunk, count - len(again))])
+            self.next_chunk += count - len(again)
+        self.freed += [chunk for run in gone for chunk in range(run.first_chunk, run.end_chunk)]
         runs = self.book.runs()
         self.granted = {chunk for run in runs for chunk in range(run.first_chunk, run.end_chunk)}
         self.coordinator.committed()
         self.act()
+
+    @property
+    def free_chunks(self) -> int:
+        return self.chunk_count - self.next_chunk + len(self.freed)
 
     def confirm(self, began_s: float) -> None:
         self.confirmed_s = max(self.confirmed_s, began_s)
@@ -394,12 +404,20 @@ def test_without_faults_nothing_is_lost(expire: bool) -> None:
 
 
 @settings(max_examples=SEEDS // 3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(seed=st.integers(0, 1 << 32), chunk_count=st.integers(0, 30), expire=st.booleans())
-def test_a_full_volume_is_an_error_or_enough(seed: int, chunk_count: int, expire: bool) -> None:
-    world = World(seed, expire=expire, faults=0, chunk_count=chunk_count)
+@given(
+    seed=st.integers(0, 1 << 32),
+    chunk_count=st.integers(0, 30),
+    expire=st.booleans(),
+    faults=st.sampled_from([0.0, 1.0]),
+)
+def test_a_full_volume_is_an_error_or_enough(
+    seed: int, chunk_count: int, expire: bool, faults: float
+) -> None:
+    world = World(seed, expire=expire, faults=faults, chunk_count=chunk_count)
     world.run()
     if isinstance(world.error, SpaceError):
         assert "expected room for about" in str(world.error)
+        assert not world.free_chunks
     else:
         check(world)
 

@@ -287,7 +287,7 @@ class Coordinator:
         self._is_broken = False
         self._reserving = 0  # chunks that the commit under way lists
         self._is_scarce = False  # the last commit found no chunk to list
-        self._may_have_freed = False  # the last commit may have: those of lost workers
+        self._may_have_freed = False  # the last commit may have: chunks of lost workers
         self._reserve_after_s = now_s
         self._confirmed_s = now_s
         self._is_confirming = False
@@ -679,6 +679,7 @@ class Coordinator:
                 self._grants.give_back(str(number))
             else:
                 self._grants.lose(str(number), until_s)
+                self._may_have_freed = True
         self._grant()
 
     def _grant(self) -> None:
