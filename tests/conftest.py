@@ -1,8 +1,8 @@
 """Fixtures for all tests, and what a machine must have for them.
 
-A test marked ``containers``, ``fuse``, ``jupyterhub``, ``qemu``, ``root``, ``slurm``, ``spdk`` or
-``uring`` is skipped, with the reason, where the machine lacks it, ``torch``, ``ray`` and
-``frameworks`` where those packages are missing.
+A test marked ``containers``, ``fuse``, ``jupyterhub``, ``prometheus``, ``qemu``, ``root``,
+``slurm``, ``spdk`` or ``uring`` is skipped, with the reason, where the machine lacks it, ``torch``,
+``ray`` and ``frameworks`` where those packages are missing.
 CI names what it has in ``DLFS_REQUIRE`` (such as ``fuse,root,uring``); there, lacking it fails the
 test, so that no skip goes unseen. Hypothesis has no limit on the time of an example: a busy machine
 would fail a test for nothing. CI draws the same examples in every run, so that a failure is about
@@ -76,6 +76,10 @@ def _lacks_hub() -> str | None:
     return lacks_hub() if wanted else "takes minutes: make test-jupyterhub"
 
 
+def _lacks_prometheus() -> str | None:
+    return None if shutil.which("prometheus") else "no prometheus (package prometheus)"
+
+
 def _lacks_ray() -> str | None:
     if importlib.util.find_spec("ray") is None:
         return "no ray (make test PACKAGES='ray[client]')"
@@ -100,6 +104,7 @@ _LACKS: dict[str, Callable[[], str | None]] = {
     "frameworks": _lacks_frameworks,
     "fuse": _lacks_fuse,
     "jupyterhub": _lacks_hub,
+    "prometheus": _lacks_prometheus,
     "qemu": lacks_guest,
     "ray": _lacks_ray,
     "root": _lacks_root,

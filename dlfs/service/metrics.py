@@ -85,7 +85,7 @@ class SnapshotCollector(Collector):
         found = self._snapshot()
         processes = by_process(found["clients"])
         yield GaugeMetricFamily(
-            "dlfs_uptime_seconds", "time since the service started", found["uptime_s"]
+            "dlfs_start_time_seconds", "Unix time at which the service started", found["started_s"]
         )
         yield GaugeMetricFamily("dlfs_clients", "processes connected", len(processes))
         for name, about in _MEMORY.items():

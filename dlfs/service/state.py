@@ -130,6 +130,7 @@ class ServerState:
         default_factory=lambda: trio.CapacityLimiter(CLOSING_THREADS_MAX)
     )
     _started_at_s: float = field(default_factory=time.monotonic)
+    _started_s: float = field(default_factory=time.time)
     _ending: bool = False
     _waits: set[trio.CancelScope] = field(default_factory=set)
     """Scopes of the calls in threads, which a cancellation does not reach before the end."""
@@ -142,13 +143,14 @@ class ServerState:
                 read; None, and the service's owner, get everything.
 
         Returns:
-            Plain values for JSON: ``version``, ``pid``, ``uptime_s``; ``volumes``, a list with
-            ``uuid`` and ``label``; ``clients``, a list with ``pid``, ``uid``, ``datasets``,
-            ``channels`` and sums of the channels' counters; ``memory``, with the bound of the
-            memory for samples, ``memory_bytes``, and its part in use, ``held_bytes``; ``datasets``,
-            a list with ``users``, ``cache_bytes``, which a dataset holds of that memory, and the
-            counters of ``reader`` and ``members``. For the owner also ``sockets``, the published
-            ones, a list with ``name``, ``path``, ``note`` and ``volumes``.
+            Plain values for JSON: ``version``, ``pid``; ``started_s``, the Unix time of its start,
+            and ``uptime_s``; ``volumes``, a list with ``uuid`` and ``label``; ``clients``, a list
+            with ``pid``, ``uid``, ``datasets``, ``channels`` and sums of the channels' counters;
+            ``memory``, with the bound of the memory for samples, ``memory_bytes``, and its part in
+            use, ``held_bytes``; ``datasets``, a list with ``users``, ``cache_bytes``, which a
+            dataset holds of that memory, and the counters of ``reader`` and ``members``. For the
+            owner also ``sockets``, the published ones, a list with ``name``, ``path``, ``note`` and
+            ``volumes``.
         """
         everything = viewer is None or self.access.is_owner(viewer)
         volumes = list(self.volumes.values())
@@ -165,6 +167,7 @@ class ServerState:
         return {
             "version": dlfs.__version__,
             "pid": os.getpid(),
+            "started_s": self._started_s,
             "uptime_s": time.monotonic() - self._started_at_s,
             "volumes": [{"uuid": str(volume.uuid), "label": volume.label} for volume in volumes],
             "clients": [session.statistics() for session in sessions],

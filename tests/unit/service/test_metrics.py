@@ -12,7 +12,7 @@ prometheus = pytest.importorskip("prometheus_client.parser")
 from dlfs.service.metrics import MetricsEndpoint, parse_address  # noqa: E402
 
 SNAPSHOT: dict[str, Any] = {
-    "uptime_s": 12.5,
+    "started_s": 12.5,
     "clients": [
         {"pid": 7, "uid": 1000, "socket": "", "datasets": ["d"], "channels": 2, "samples": 10,
          "pinned_bytes": 4096, "batches": 3},
@@ -67,7 +67,7 @@ def member(**more: str) -> tuple[tuple[str, str], ...]:
 @pytest.mark.parametrize(
     ("name", "labels", "value"),
     [
-        ("dlfs_uptime_seconds", (), 12.5),
+        ("dlfs_start_time_seconds", (), 12.5),
         ("dlfs_clients", (), 1),
         ("dlfs_memory_bytes", (), 8000),
         ("dlfs_held_bytes", (), 5000),
