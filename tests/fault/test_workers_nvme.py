@@ -37,8 +37,8 @@ from tests.support.equal_imports import (
 from tests.support.nvme import Namespace, ScriptedTarget, Subsystem
 
 STOPS = int(os.environ.get("DLFS_IMPORT_STOPS", "2"))
-TIMES = LeaseTimes(renew_s=0.2, valid_s=5, drain_s=6, claim_s=0.2, poll_s=0.02)
-SHORT: dict[str, Any] = {"timeout_ms": 4000, "reconnect_ms": 1500, "keepalive_ms": 2000}
+TIMES = LeaseTimes(renew_s=0.2, valid_s=4, drain_s=8, claim_s=0.2, poll_s=0.02)
+SHORT: dict[str, Any] = {"timeout_ms": 6000, "reconnect_ms": 1500, "keepalive_ms": 2000}
 """Timeouts of the devices, which end within the drain time."""
 STEP_BYTES = 1 * MIB
 ROOM_BYTES = STEP_BYTES // 2
