@@ -10,7 +10,7 @@ Threads: any; all objects are immutable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from uuid import UUID
@@ -21,8 +21,10 @@ from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.geometry import ChunkRun, split_runs
 from dlfs.format.journal import find_first_pass
 from dlfs.store.info import read_origin
-from dlfs.store.journal import Step, read_steps
-from dlfs.store.transaction import Generation
+from dlfs.store.journal import Step
+
+ReadSteps = Callable[[DatasetRecord, Sequence[Step]], Sequence[Step]]
+"""Returns all steps of an unfinished import, given its record and the steps known before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,32 +78,39 @@ class Arrival:
 
 
 def find_arrival(
-    generation: Generation, name: bytes, uuid: UUID | None, known: Arrival | None = None
+    catalog: Catalog,
+    name: bytes,
+    uuid: UUID | None,
+    known: Arrival | None,
+    *,
+    chunk_bytes: int,
+    read_steps: ReadSteps,
 ) -> Arrival | None:
     """Find what has arrived of an import.
 
     Args:
-        generation: generation to look in.
+        catalog: catalog to look in.
         name: name of the dataset.
         uuid: UUID of the dataset that the import makes; None for the unfinished import of this
             name, else the newest version.
         known: what was found before, whose steps are not read again.
+        chunk_bytes: chunk size of the volume.
+        read_steps: reads the steps from the journal of the catalog's generation.
 
     Returns:
         None if the import has not committed anything, or is gone.
 
     Raises:
         UsageError: the import will pack its samples again, or appends to another version.
-        FormatError, DeviceError: the journal cannot be read.
+        DlfsError: the journal cannot be read.
     """
-    record = find_record(generation.catalog, name, uuid)
+    record = find_record(catalog, name, uuid)
     if record is None or (known is not None and known.record == record):
         return known if record is not None else None
     if record.state == "sealed":
         return Arrival(record, (ArrivedStep(0, record.data_bytes, 0, record.sample_count),))
     _check_order(record)
-    steps = read_steps(generation, record, () if known is None else known.journal)
-    chunk_bytes = generation.geometry.chunk_bytes
+    steps = read_steps(record, () if known is None else known.journal)
     return Arrival(record, _place(_in_order(steps), chunk_bytes), tuple(steps))
 
 

@@ -56,6 +56,7 @@ from dlfs.reader import (
 from dlfs.reader.field_readers import OpenParts
 from dlfs.store.discovered import resolve_uris
 from dlfs.store.info import VolumeInfo, describe_volume
+from dlfs.store.journal import Step, read_steps
 from dlfs.store.losses import report_change, report_members
 from dlfs.store.members import (
     Identified,
@@ -133,6 +134,35 @@ class VolumeSession(Protocol):
 
         Raises:
             DlfsError: the same errors as ``Connection.open_volume``. The loaded generation stays.
+        """
+
+    def read_steps(self, record: DatasetRecord, known: Sequence[Step]) -> Sequence[Step]:
+        """Return all steps of an unfinished import of the loaded generation.
+
+        Args:
+            record: record of the import.
+            known: the first of its steps, which are not read again.
+
+        Raises:
+            FormatError: the journal is malformed, or is that of another generation.
+            StaleError: a service has no such import any more.
+            DeviceError: a device cannot be read.
+        """
+
+    def open_step(self, arrival: Arrival, step: ArrivedStep) -> DatasetSession:
+        """Open the samples of a step of an unfinished import.
+
+        The session must be closed before this one is.
+
+        Args:
+            arrival: what has arrived of the import at the loaded generation.
+            step: one of its steps.
+
+        Raises:
+            FormatError: its journal is malformed, or is that of another generation.
+            StaleError: a service has no such import any more.
+            DeviceError: a device cannot be read.
+            LimitError: a service has no memory left for this client.
         """
 
     def close(self) -> None:
@@ -450,21 +480,23 @@ class LocalVolume:
         """Return a description of the volume, with the state of every superblock copy."""
         return describe_volume(self.generation)
 
-    def open_step(self, arrival: Arrival, step: ArrivedStep) -> DatasetSession:
-        """Open the samples of a step of an unfinished import, with the devices of this volume.
+    def read_steps(self, record: DatasetRecord, known: Sequence[Step]) -> Sequence[Step]:
+        """Read the headers of all steps of an import; see ``VolumeSession``."""
+        return read_steps(self.generation, record, known)
 
-        The session must be closed before this volume is.
+    def open_step(
+        self, arrival: Arrival, step: ArrivedStep, options: OpenOptions | None = None
+    ) -> DatasetSession:
+        """Open the samples of a step, with the devices of this volume; see ``VolumeSession``.
 
         Args:
             arrival: what has arrived of the import at the loaded generation.
             step: one of its steps.
-
-        Raises:
-            FormatError: its journal is malformed.
-            DeviceError: a device cannot be read.
+            options: options for reading it; by default those of this volume.
         """
         assert step.committed is not None
-        generation, connection = self.generation, self.connection
+        generation, options = self.generation, options or self.options
+        connection = LocalConnection(generation.uris, options)
         name, uuid = arrival.record.name, arrival.record.uuid
         chunk_bytes = generation.geometry.chunk_bytes
 
@@ -472,12 +504,15 @@ class LocalVolume:
             found = find_record(catalog, name, uuid)
             return None if found is None else record_of_step(found, step, chunk_bytes)
 
-        directory, table = load_step(generation, arrival.record, step.committed)
+        committed, shared = step.committed, options.shared
+        directory, table = load_step(generation, arrival.record, committed, shared=shared)
         record = record_of_step(arrival.record, step, chunk_bytes)
         identity = DatasetIdentity.of(record, self.superblock.volume_uuid)
         uses = Uses(f"use the import of {identity.name!r}: it is closed")
-        placement = LocalPlacement(generation, record, identity, self.options.opener, uses, find)
+        placement = LocalPlacement(generation, record, identity, options.opener, uses, find)
         self._steps.add(placement)
+        if not set(map(id, generation.devices)) <= set(map(id, self.generation.devices)):
+            placement.moved = True  # another thread has refreshed the volume meanwhile
         make_reader = partial(connection._make_reader, generation, identity, record, placement)
         reader = make_reader(directory)
         placement.lost_members = reader.native.lost_members

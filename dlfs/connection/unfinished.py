@@ -15,8 +15,10 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
+from dlfs._native.device import aligned_buffer
 from dlfs.attributes import AttributeTable
 from dlfs.directory import FrozenDirectory
+from dlfs.directory.sharing import LOADER_WAIT_S, Part, open_part
 from dlfs.errors import FormatError
 from dlfs.fields import FieldEncoder, find_fields
 from dlfs.format.attributes import decode_head
@@ -30,8 +32,8 @@ from dlfs.format.journal import (
     find_first_pass,
 )
 from dlfs.format.paths import display
-from dlfs.store.chunk_reader import copy_orders, read_blocks
-from dlfs.store.journal import Step, read_step, read_steps
+from dlfs.store.chunk_reader import CopyOrder, copy_orders, read_blocks
+from dlfs.store.journal import Step, read_step, read_steps, segments_bytes
 from dlfs.store.space import TakenRuns, append_run, count_chunks
 from dlfs.store.transaction import Generation
 
@@ -259,26 +261,73 @@ def column_of(
 
 
 def load_step(
-    base: Generation, record: DatasetRecord, step: Step
+    base: Generation, record: DatasetRecord, step: Step, *, shared: bool = False
 ) -> tuple[FrozenDirectory, AttributeTable]:
-    """Read the directory and the attributes of a step, from the first copies that are right."""
+    """Read the directory and the attributes of a step, from the first copies that are right.
+
+    Args:
+        base: generation that has the record.
+        record: record of the import.
+        step: one of its steps.
+        shared: put all of its segments into one file, which is that of the directory's entries, for
+            other processes to map.
+
+    Raises:
+        FormatError: no copy is right; tells of the first.
+        DeviceError: no copy can be read.
+    """
     header = step.header
     label = f"step {header.number} of the unfinished import of {display(record.name)!r}"
     problem: FormatError | None = None
     for choice in copy_orders(base.geometry):
+        part = _read_part(base, record, step, choice, shared=shared)
         try:
-            return decode_step(read_step(base, record, step, choice), header, record.uuid, label)
+            segments = split_segments(part.memory, header)
+            return decode_step(segments, header, record.uuid, label, part)
         except FormatError as error:
+            part.release()
             problem = problem or error
     assert problem is not None
     raise problem
 
 
+def _read_part(
+    base: Generation, record: DatasetRecord, step: Step, choice: CopyOrder, *, shared: bool
+) -> Part:
+    """Read the segments of a step, unverified."""
+
+    def fill(memory: memoryview) -> None:
+        read_step(base, record, step, np.frombuffer(memory, np.uint8), choice)
+
+    size = segments_bytes(base, step)
+    if shared:
+        return open_part(None, "", size, fill, LOADER_WAIT_S)
+    memory = aligned_buffer(size, max(base.geometry.block_bytes, 4096))
+    fill(memory.data)
+    return Part(memory)
+
+
+Segments = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]
+"""The entries part, the names part and the attribute segment of a step."""
+
+
+def split_segments(memory: NDArray[np.uint8], header: StepHeader) -> Segments:
+    """Return the segments of a step, which lie one behind the other in memory."""
+    names_end = header.entries_bytes + header.names_bytes
+    end = names_end + header.attributes_bytes
+    return (
+        memory[: header.entries_bytes],
+        memory[header.entries_bytes : names_end],
+        memory[names_end:end],
+    )
+
+
 def decode_step(
-    segments: tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]],
+    segments: Segments,
     header: StepHeader,
     uuid: UUID,
     label: str,
+    part: Part | None = None,
 ) -> tuple[FrozenDirectory, AttributeTable]:
     """Return the directory and the attributes of a step, after all checksums were compared.
 
@@ -287,12 +336,19 @@ def decode_step(
         header: header of the step.
         uuid: UUID of the dataset.
         label: name of the step, for errors.
+        part: memory of the segments, which the directory owns from now on.
 
     Raises:
         FormatError: a segment is malformed, or is not that of the header.
     """
     entries, names, attributes = segments
-    directory = FrozenDirectory(entries, partial(_same, names), label=label)
+    directory = FrozenDirectory(
+        entries,
+        partial(_same, names),
+        label=label,
+        release=None if part is None else part.release,
+        descriptors=lambda: () if part is None else (part.descriptor,),
+    )
     directory.verify_memory(0, entries)
     directory.verify_memory(1, names)
     directory.load_names()

@@ -29,7 +29,7 @@ from dlfs.base.distinct import find_distinct, number_distinct
 from dlfs.base.forks import Lock
 from dlfs.base.wording import quote
 from dlfs.connection.arriving import Arrival, ArrivedStep, find_arrival, find_record
-from dlfs.connection.connection import DatasetSession, LocalConnection
+from dlfs.connection.connection import Connection, DatasetSession
 from dlfs.connection.identity import DatasetIdentity
 from dlfs.epoch.options import EpochOptions
 from dlfs.epoch.order import Sequence as EpochSequence
@@ -90,11 +90,13 @@ class OpenImport:
     Threads: any at once.
     """
 
-    def __init__(self, connection: LocalConnection, name: bytes, uuid: UUID | None) -> None:
+    def __init__(self, connection: Connection, name: bytes, uuid: UUID | None) -> None:
         self._name, self._uuid = name, uuid
         self._volume = connection.open_volume()
         self._lock = Lock()
         self._sessions: dict[ArrivedStep, DatasetSession] = {}
+        self._lost: list[DatasetSession] = []
+        """Sessions in whose place others were opened, which windows may still use."""
         self._windows: dict[tuple[int, int], Window] = {}
         self._pins: Counter[Window] = Counter()
         self.arrival: Arrival | None = None
@@ -104,7 +106,7 @@ class OpenImport:
     @property
     def chunk_bytes(self) -> int:
         """Chunk size of the volume, in bytes."""
-        return self._volume.generation.geometry.chunk_bytes
+        return self._volume.superblock.geometry.chunk_bytes
 
     def look(self, *, is_fresh: bool = False) -> None:
         """Look at the volume for samples that have arrived since.
@@ -130,17 +132,26 @@ class OpenImport:
             try:
                 self._find()
                 return use()
-            except (FormatError, DeviceError):
+            except (FormatError, DeviceError, StaleError):
                 used = None if self.arrival is None else self.arrival.record
                 self._volume.refresh()
                 newest = find_record(self._volume.catalog, self._name, self._uuid)
-                if newest == used or attempt == MOVES_MAX - 1:
+                if newest is None:
+                    self._find()  # raises, if there was an import
+                elif newest == used or attempt == MOVES_MAX - 1:
                     raise
         raise AssertionError
 
     def _find(self) -> None:
         known = self.arrival
-        found = find_arrival(self._volume.generation, self._name, self._uuid, known)
+        found = find_arrival(
+            self._volume.catalog,
+            self._name,
+            self._uuid,
+            known,
+            chunk_bytes=self.chunk_bytes,
+            read_steps=self._volume.read_steps,
+        )
         if found is None and known is not None:
             raise StaleError(
                 f"read the import of {quote(self._name)} ({self._uuid}): it was abandoned, or its "
@@ -167,6 +178,8 @@ class OpenImport:
         else:
             identity = DatasetIdentity.of(self.arrival.record, self._volume.superblock.volume_uuid)
             opened = self._volume.connection.open_dataset(identity, None)
+        if found is not None:
+            self._lost.append(found)
         self._sessions[step] = opened
         self.dtypes = {**self.dtypes, **opened.attributes().dtypes}
         return opened
@@ -261,6 +274,10 @@ class OpenImport:
             if id(session) not in used and step != latest:
                 del self._sessions[step]
                 session.close(with_directory=True)
+        unused = [session for session in self._lost if id(session) not in used]
+        self._lost = [session for session in self._lost if id(session) in used]
+        for session in unused:
+            session.close(with_directory=True)
 
     def _load(self, position: int, window_bytes: int) -> Window:
         address = self._address_of(position)
@@ -343,8 +360,11 @@ class OpenImport:
         with self._lock:
             self._windows.clear()
             self._pins.clear()
-            while self._sessions:
-                self._sessions.popitem()[1].close(with_directory=True)
+            sessions = [*self._sessions.values(), *self._lost]
+            self._sessions.clear()
+            self._lost.clear()
+            for session in sessions:
+                session.close(with_directory=True)
             self._volume.close()
 
 

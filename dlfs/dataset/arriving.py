@@ -27,7 +27,7 @@ from dlfs.base.closing import Closing
 from dlfs.base.forks import Lock, OwnerProcess
 from dlfs.base.units import format_count
 from dlfs.base.wording import quote
-from dlfs.connection.connection import DatasetSession, LocalConnection
+from dlfs.connection.connection import Connection, DatasetSession
 from dlfs.dataset.arrived_windows import ArrivedColumns, OpenImport, Window
 from dlfs.dataset.arriving_epoch import STATE_PREFIX, ArrivingEpoch, merge_pieces
 from dlfs.epoch.options import EpochKeywords, EpochOptions, make_options
@@ -69,7 +69,7 @@ class ArrivingDataset(Closing):
     Threads: any at once; ``close`` by one.
     """
 
-    def __init__(self, connection: LocalConnection, name: bytes, uuid: UUID | None = None) -> None:
+    def __init__(self, connection: Connection, name: bytes, uuid: UUID | None = None) -> None:
         self._connection, self._raw_name, self._uuid = connection, name, uuid
         self.name = display(name)
         self._mutex = Lock()

@@ -129,14 +129,7 @@ class FieldReaders:
 
     def member_stats(self) -> list[dict[str, Any]]:
         """Return the sums of the readers' counters of each member; see ``SampleReader``."""
-        first, *others = [reader.member_stats() for reader in self._all()]
-        for other in others:
-            for total, one in zip(first, other, strict=True):
-                for name in ("reads", "read_bytes", "errors", "latency_ns"):
-                    total[name] += one[name]
-                pairs = zip(total["latency"], one["latency"], strict=True)
-                total["latency"] = [a + b for a, b in pairs]
-        return first
+        return sum_members([reader.member_stats() for reader in self._all()])
 
     def close(self) -> None:
         """Close all readers. Epochs and calls under way keep what they use until they end."""
@@ -145,3 +138,19 @@ class FieldReaders:
             readers = self._all()
         for reader in readers:
             reader.close()
+
+
+def sum_members(each: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the sums of several readers' counters of each member; see ``SampleReader``.
+
+    Args:
+        each: ``member_stats`` of the readers, of which the first one takes the sums.
+    """
+    first, *others = each
+    for other in others:
+        for total, one in zip(first, other, strict=True):
+            for name in ("reads", "read_bytes", "errors", "latency_ns"):
+                total[name] += one[name]
+            pairs = zip(total["latency"], one["latency"], strict=True)
+            total["latency"] = [a + b for a, b in pairs]
+    return first

@@ -37,8 +37,10 @@ from dlfs.attributes import AttributeTable
 from dlfs.base.closing import Uses
 from dlfs.base.forks import Lock
 from dlfs.base.wording import quote, show_value
+from dlfs.connection.arriving import Arrival, ArrivedStep, record_of_step
 from dlfs.connection.connection import DatasetSession
 from dlfs.connection.identity import DatasetIdentity
+from dlfs.connection.unfinished import decode_step, split_segments
 from dlfs.directory import FrozenDirectory, PartDirectory
 from dlfs.errors import (
     DeviceError,
@@ -52,13 +54,16 @@ from dlfs.errors import (
 from dlfs.fields import FieldSpan
 from dlfs.format.catalog import Catalog, DatasetRecord
 from dlfs.format.geometry import Geometry
+from dlfs.format.journal import STEP_HEADER_BYTES, StepHeader
 from dlfs.format.superblock import Superblock
 from dlfs.reader import SampleReader, Where
 from dlfs.service import protocol
 from dlfs.service.control import TIMEOUT_S, ControlConnection
 from dlfs.service.generation_file import read_generation
+from dlfs.service.import_steps import read_headers
 from dlfs.service.sockets import SCHEME, parse_allow_list, path_of
 from dlfs.store.info import VolumeInfo
+from dlfs.store.journal import Step, list_steps
 from dlfs.store.members import Members, split_uris
 from dlfs.volume.volume import Volume
 
@@ -377,6 +382,43 @@ class ServiceConnection:
             is_lost=lambda: any(_is_lost(*pair) for pair in opened),
         )
 
+    def open_step(self, arrival: Arrival, step: ArrivedStep, geometry: Geometry) -> DatasetSession:
+        """Have the service open a step of an unfinished import; see ``VolumeSession``.
+
+        The directory and the columns of the step lie in memory of the service, which is mapped.
+        """
+        assert step.committed is not None
+        record = record_of_step(arrival.record, step, geometry.chunk_bytes)
+        identity = DatasetIdentity.of(record, self.volume_uuid)
+        header = step.committed.header
+        control = self.connect()
+        try:
+            request = protocol.OpenStep(self.volume_uuid, record.uuid, header.number)
+            state, descriptors = control.request(request, protocol.DatasetState, 2)
+            with descriptors:
+                memory = _map_step(descriptors[0], header, self.uri)
+                label = f"step {header.number} of the import of {identity.name!r} at {self.uri}"
+                segments = split_segments(memory, header)
+                directory, table = decode_step(segments, header, record.uuid, label)
+                reader = self._make_reader(
+                    control, identity, geometry, state, descriptors[1], directory
+                )
+        except BaseException:
+            control.close()
+            raise
+        return DatasetSession(
+            record=record,
+            geometry=geometry,
+            members=state.members,
+            directory=directory,
+            reader=reader,
+            open_parts=lambda _parts, _span: None,
+            release=control.close,
+            uses=Uses(f"use the import of {identity.name!r}: it is closed"),
+            load_attributes=lambda: table,
+            is_lost=lambda: _is_lost(control, reader) or control.has_ended,
+        )
+
     def _open_parts(
         self, identity: DatasetIdentity, geometry: Geometry, parts: PartDirectory, span: FieldSpan
     ) -> tuple[ControlConnection, SampleReader] | None:
@@ -476,6 +518,20 @@ class ServiceConnection:
         return np.frombuffer(memory, np.uint8)
 
 
+def _map_step(descriptor: int, header: StepHeader, where: str) -> NDArray[np.uint8]:
+    """Map the segments of a step of an import.
+
+    Raises:
+        FormatError: the file is shorter than they are.
+    """
+    size = header.step_bytes - STEP_HEADER_BYTES
+    got = os.fstat(descriptor).st_size
+    if got < size:
+        raise FormatError(f"map a step of an import from {where}: expected {size} bytes, got {got}")
+    memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
+    return np.frombuffer(memory, np.uint8)
+
+
 def _is_lost(control: ControlConnection, reader: SampleReader) -> bool:
     """Return True if a reader of the service can no longer be used."""
     native = reader.native
@@ -557,13 +613,41 @@ class ServiceVolume:
             DlfsError: the service cannot read the volume.
         """
         with self._lock:
-            if self._control.is_lost:
+            if self._control.has_ended:
+                self._control.close()
                 self._control = self.connection.connect()
             request = protocol.GetVolume(self.connection.volume_uuid)
             state, descriptors = self._control.request(request, protocol.VolumeState, 1)
             with descriptors:
                 found = read_generation(descriptors[0], self.connection.uri)
             (self.superblock, self.catalog), self._info = found, state.info
+
+    def read_steps(self, record: DatasetRecord, known: Sequence[Step]) -> Sequence[Step]:
+        """Get the headers of the steps of an import from the service; see ``VolumeSession``."""
+        read: dict[int, StepHeader] = {}
+
+        def read_header(_address: int, number: int) -> StepHeader:
+            if number not in read:
+                read.clear()
+                read.update(self._get_headers(record.uuid, number))
+            return read[number]
+
+        return list_steps(record, self.superblock.geometry.chunk_bytes, known, read_header)
+
+    def _get_headers(self, uuid: UUID, first: int) -> dict[int, StepHeader]:
+        request = protocol.GetSteps(self.connection.volume_uuid, uuid, first)
+        with self._lock:
+            answer, descriptors = self._control.request(request, protocol.Steps, 1)
+        with descriptors:
+            uri = self.connection.uri
+            found = read_headers(descriptors[0], answer.count, uuid, first, uri)
+        if not found:
+            raise FormatError(f"read the steps of an import from {uri}: expected step {first}")
+        return found
+
+    def open_step(self, arrival: Arrival, step: ArrivedStep) -> DatasetSession:
+        """Have the service open a step of an import; see ``VolumeSession``."""
+        return self.connection.open_step(arrival, step, self.superblock.geometry)
 
     def close(self) -> None:
         """Close the control connection."""

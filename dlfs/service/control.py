@@ -108,6 +108,19 @@ class ControlConnection(Closing):
         """Return True if the connection can no longer be used."""
         return self._socket is None
 
+    @property
+    def has_ended(self) -> bool:
+        """Return True if the service has ended the connection, on which no request is under way."""
+        found = self._socket
+        if found is None:
+            return True
+        poll = select.poll()
+        try:
+            poll.register(found, select.POLLIN)  # nothing comes unasked
+        except ValueError:
+            return True  # another thread has closed it meanwhile
+        return bool(poll.poll(0))
+
     def request(
         self, message: Message, kind: type[_Answer], count: int = 0
     ) -> tuple[_Answer, Descriptors]:

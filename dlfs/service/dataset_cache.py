@@ -23,14 +23,24 @@ from uuid import UUID
 from dlfs.attributes import load_attributes_whole
 from dlfs.base.closing import Closing
 from dlfs.base.forks import Lock
-from dlfs.connection.connection import DatasetSession, LocalConnection, LocalVolume, OpenOptions
+from dlfs.connection.connection import (
+    Connection,
+    DatasetSession,
+    LocalConnection,
+    LocalVolume,
+    OpenOptions,
+    VolumeSession,
+)
 from dlfs.connection.identity import DatasetIdentity
 from dlfs.dataset.dataset import Dataset
+from dlfs.directory import FrozenDirectory
 from dlfs.directory.sharing import Part
 from dlfs.errors import ClosedError, NotFoundError, StaleError
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.names import dataset_name_bytes
 from dlfs.reader import follow
+from dlfs.reader.field_readers import sum_members
+from dlfs.service.import_steps import ServedImports
 from dlfs.service.memory import ServiceMemory
 from dlfs.service.sockets import AllowList
 from dlfs.store.info import DatasetInfo
@@ -41,13 +51,17 @@ from dlfs.volume.volume import Volume
 
 UNUSED_MAX = 16
 """Most open datasets that are not in use: each has its directory in memory, and its devices."""
+UNUSED_STEPS_MAX = 4
+"""Most open steps of unfinished imports that are not in use: others may read them a little later.
+"""
 
 _log = logging.getLogger(__name__)
 
 
-_Key = tuple[UUID, UUID]
-"""Volume and dataset. The UUID of a dataset alone is not enough: its volume's writers choose it, so
-another volume's could name it to have its samples read by their own rights."""
+_Key = tuple[UUID, UUID, int | None]
+"""Volume and dataset, and the number of a step of the import that makes the dataset. The UUID of a
+dataset alone is not enough: its volume's writers choose it, so another volume's could name it to
+have its samples read by their own rights."""
 
 
 @dataclass(eq=False)
@@ -82,31 +96,40 @@ class DatasetCache:
         self._mutex = Lock()
         self._places: dict[_Key, _Entry] = {}
 
-    def acquire(self, volume: ServedVolume, record: DatasetRecord) -> Dataset:
+    def acquire(
+        self, volume: ServedVolume, record: DatasetRecord, step: int | None = None
+    ) -> Dataset:
         """Return a dataset, opened if need be. The caller must ``release`` it.
+
+        Args:
+            volume: its volume.
+            record: its record.
+            step: number of a step of the import that makes it, which is to be opened instead.
 
         Raises:
             DlfsError: the dataset cannot be opened.
         """
         identity = DatasetIdentity.of(record, volume.uuid)
-        key = volume.uuid, record.uuid
+        key = volume.uuid, record.uuid, step
         with self._mutex:
             entry = self._places.setdefault(key, _Entry(key, identity))
             entry.users += 1
         try:
             with entry.opening:
                 if entry.dataset is None:
-                    entry.dataset = Dataset(volume.connection, entry.identity).open()
-                    _log.info("dataset %r version %d is open", identity.name, identity.version)
+                    connection = volume.connection_of(step)
+                    entry.dataset = Dataset(connection, entry.identity).open()
+                    if step is None:
+                        _log.info("dataset %r version %d is open", identity.name, identity.version)
             return entry.dataset
         except BaseException:
             self.release(*key)
             raise
 
-    def release(self, volume_uuid: UUID, uuid: UUID) -> None:
+    def release(self, volume_uuid: UUID, uuid: UUID, step: int | None = None) -> None:
         """End one use of a dataset; it stays open unless it was removed, or many are unused."""
         with self._mutex:
-            entry = self._places[volume_uuid, uuid]
+            entry = self._places[volume_uuid, uuid, step]
             entry.users -= 1
             entry.used_at_s = time.monotonic()
             ended = not entry.users and (entry.removed or entry.dataset is None)
@@ -122,7 +145,7 @@ class DatasetCache:
             DlfsError: the segment cannot be read.
         """
         with self._mutex:
-            entry = self._places[volume_uuid, uuid]
+            entry = self._places[volume_uuid, uuid, None]
         with entry.loading:
             if entry.attributes is None and entry.dataset is not None:
                 dataset = entry.dataset
@@ -131,18 +154,22 @@ class DatasetCache:
             raise NotFoundError(f"find attributes of dataset {entry.identity.name!r}: none")
         return entry.attributes
 
-    def remove_others(self, volume_uuid: UUID, uuids: Iterable[UUID]) -> None:
+    def remove_others(
+        self, volume_uuid: UUID, uuids: Iterable[UUID], imports: Iterable[UUID] = ()
+    ) -> None:
         """Remove the datasets of a volume that are not listed; those in use, on their last release.
 
         Args:
             volume_uuid: UUID of the volume.
             uuids: the datasets that the volume's newest generation has.
+            imports: the datasets that its unfinished imports make.
         """
-        existing = set(uuids)
+        existing, unfinished = set(uuids), set(imports)
         with self._mutex:
             for entry in self._places.values():
                 if entry.key[0] == volume_uuid:
-                    entry.removed = entry.identity.uuid not in existing
+                    found = existing if entry.key[2] is None else unfinished
+                    entry.removed = entry.identity.uuid not in found
             evicted = [p for p in self._places.values() if p.removed and not p.users]
             for entry in evicted:
                 del self._places[entry.key]
@@ -173,21 +200,27 @@ class DatasetCache:
         _close(entries.values())
 
     def statistics(self) -> list[dict[str, Any]]:
-        """Return an entry of each open dataset, with the counters of its reader and members."""
+        """Return an entry of each open dataset, with the counters of its reader and members.
+
+        The open steps of an import have one entry together, with version 0.
+        """
         with self._mutex:
             entries = list(self._places.values())
-        found = []
+        found: list[tuple[_Key, dict[str, Any]]] = []
         for entry in entries:
             with contextlib.suppress(ClosedError):  # evicted by another thread meanwhile
                 if entry.dataset is not None:
-                    found.append(_statistics_of(entry, entry.dataset))
-        return found
+                    found.append((entry.key, _statistics_of(entry, entry.dataset)))
+        return _merge_steps(found)
 
     def _take_excess(self) -> list[_Entry]:
-        """Take out the unused datasets beyond ``UNUSED_MAX``, the least recently used ones."""
+        """Take out the unused datasets and steps beyond the limits, those used longest ago."""
+        excess: list[_Entry] = []
         unused = [p for p in self._places.values() if not p.users and p.dataset is not None]
         unused.sort(key=lambda entry: entry.used_at_s)
-        excess = unused[: max(0, len(unused) - UNUSED_MAX)]
+        for is_step, most in ((False, UNUSED_MAX), (True, UNUSED_STEPS_MAX)):
+            some = [p for p in unused if (p.key[2] is not None) == is_step]
+            excess += some[: max(0, len(some) - most)]
         for entry in excess:
             del self._places[entry.key]
         return excess
@@ -218,6 +251,22 @@ def _statistics_of(entry: _Entry, dataset: Dataset) -> dict[str, Any]:
     }
 
 
+def _merge_steps(found: Iterable[tuple[_Key, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return statistics with one entry for all open steps of an import."""
+    merged: dict[_Key, dict[str, Any]] = {}
+    for (volume, uuid, step), each in found:
+        key = volume, uuid, None if step is None else 0
+        total = merged.setdefault(key, each)
+        if total is not each:
+            for name in ("users", "cache_bytes"):
+                total[name] += each[name]
+            total["reader"] = {
+                name: n + each["reader"][name] for name, n in total["reader"].items()
+            }
+            total["members"] = sum_members([total["members"], each["members"]])
+    return list(merged.values())
+
+
 def _close(entries: Iterable[_Entry]) -> None:
     for entry in entries:
         if entry.attributes is not None:
@@ -245,6 +294,7 @@ class ServedVolume(Closing):
             all that may use the service.
         memory: memory for its samples, which other volumes may share if it has no rule.
         memory_bytes: size of that memory, as given.
+        imports: its unfinished imports.
         for_sockets: True if it is detached with the last socket that is published for it.
 
     Raises:
@@ -282,6 +332,7 @@ class ServedVolume(Closing):
             raise
         self.uuid = self.volume.uuid
         self.label = self.volume.label
+        self.imports = ServedImports(self.volume)
 
     @property
     def capacity_bytes(self) -> int:
@@ -303,6 +354,10 @@ class ServedVolume(Closing):
         )
         return replace(connection, options=options)
 
+    def connection_of(self, step: int | None) -> Connection:
+        """Return what opens datasets, or a step of the imports that make them by its number."""
+        return self.connection if step is None else _StepConnection(self, step)
+
     def refresh(self) -> None:
         """Load the newest generation and remove datasets that it no longer has.
 
@@ -310,7 +365,10 @@ class ServedVolume(Closing):
             DlfsError: the same errors as ``dlfs.open``.
         """
         self.volume.refresh()
-        self._cache.remove_others(self.uuid, [info.uuid for info in self.volume.datasets()])
+        catalog = self.volume.session.catalog
+        imports = [record.uuid for record in catalog.unfinished]
+        self.imports.forget_others(imports)
+        self._cache.remove_others(self.uuid, [info.uuid for info in self.datasets()], imports)
 
     def keep_current(self) -> None:
         """Refresh without a request, so that no device stays open that has left the volume.
@@ -341,13 +399,26 @@ class ServedVolume(Closing):
         record = self.volume.session.catalog.find_uuid(uuid)
         if record is None:
             raise StaleError(f"open dataset {uuid} of volume {self.uuid}: it was removed")
-        dataset = self._cache.acquire(self, record)
-        identity = DatasetIdentity.of(record, self.uuid)
+        return self._acquire(record, None)
+
+    def acquire_step(self, uuid: UUID, number: int) -> Dataset:
+        """Return an open step of an unfinished import; ``close`` releases it.
+
+        Args:
+            uuid: UUID of the dataset that the import makes.
+            number: number of the step.
+
+        Raises:
+            DlfsError: as ``ServedImports.open_step``.
+        """
+        return self._acquire(self.imports.record(uuid), number)
+
+    def _acquire(self, record: DatasetRecord, step: int | None) -> Dataset:
         return Dataset(
-            self.connection,
-            identity,
-            shared=dataset,
-            release=lambda: self._cache.release(self.uuid, record.uuid),
+            self.connection_of(step),
+            DatasetIdentity.of(record, self.uuid),
+            shared=self._cache.acquire(self, record, step),
+            release=lambda: self._cache.release(self.uuid, record.uuid, step),
         )
 
     def dataset(self, name: str | bytes, version: int, /) -> Dataset:
@@ -369,3 +440,30 @@ class ServedVolume(Closing):
             self._closed = True
             self._cache.memory.remove_volume(self.memory)
         self.volume.close()
+
+
+@dataclass(frozen=True)
+class _StepConnection:
+    """Opens a step of an unfinished import, for a ``Dataset`` of the cache.
+
+    Args:
+        volume: volume of the import.
+        number: number of the step.
+    """
+
+    volume: ServedVolume
+    number: int
+
+    @property
+    def uri(self) -> str:
+        return self.volume.connection.uri
+
+    def open_volume(self) -> VolumeSession:
+        return self.volume.connection.open_volume()
+
+    def open_dataset(
+        self, identity: DatasetIdentity, directory: FrozenDirectory | None
+    ) -> DatasetSession:
+        del directory  # the step brings its own
+        options = self.volume.connection.options
+        return self.volume.imports.open_step(identity.uuid, self.number, options)

@@ -40,7 +40,7 @@ from dlfs.errors import (
 )
 from dlfs.store.info import VolumeInfo
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 FRAME_BYTES_MAX = 1 << 20
 """Longest body of a frame, in bytes. Catalogs and directories may be longer: they travel as
 descriptors."""
@@ -99,6 +99,36 @@ class OpenDataset(Message, frozen=True):
     volume: UUID
     dataset: UUID
     fields: tuple[str, ...] = ()
+
+
+class GetSteps(Message, frozen=True):
+    """Get headers of steps of an unfinished import. Answered by ``Steps``.
+
+    Attributes:
+        volume: UUID of the volume.
+        dataset: UUID of the dataset that the import makes.
+        first: number of the first step.
+    """
+
+    volume: UUID
+    dataset: UUID
+    first: Count
+
+
+class OpenStep(Message, frozen=True):
+    """Open a step of an unfinished import until the connection ends. Answered by ``DatasetState``.
+
+    Further requests of the connection name it by the UUID of the dataset.
+
+    Attributes:
+        volume: UUID of the volume.
+        dataset: UUID of the dataset that the import makes.
+        number: number of the step.
+    """
+
+    volume: UUID
+    dataset: UUID
+    number: Count
 
 
 class GetSegment(Message, frozen=True):
@@ -220,8 +250,8 @@ class VolumeState(Message, frozen=True):
 class DatasetState(Message, frozen=True):
     """The service has opened the dataset.
 
-    Two descriptors: a file with superblock and catalog as on media, and the sample memory (arena)
-    of the dataset.
+    Two descriptors: a file with superblock and catalog as on media, or with the segments of the
+    step as on media; and the sample memory (arena) of the dataset.
 
     Attributes:
         members: URIs of the volume's members, in order.
@@ -235,6 +265,12 @@ class DatasetState(Message, frozen=True):
     arena_bytes: Count
     read_timeout_ms: Count
     fields: tuple[str, ...] = ()
+
+
+class Steps(Message, frozen=True):
+    """Headers of steps. One descriptor: a file with ``count`` headers as on media."""
+
+    count: Count
 
 
 class Segment(Message, frozen=True):
@@ -299,12 +335,13 @@ class Failure(Message, frozen=True):
 
 
 REQUESTS: tuple[type[Message], ...] = (
-    Hello, ListVolumes, GetVolume, OpenDataset, GetSegment, OpenChannel, Diagnose, GetStatistics,
-    AttachVolume, DetachVolume, PublishSocket, UnpublishSocket, ConnectIncoming,
+    Hello, ListVolumes, GetVolume, OpenDataset, GetSteps, OpenStep, GetSegment, OpenChannel,
+    Diagnose, GetStatistics, AttachVolume, DetachVolume, PublishSocket, UnpublishSocket,
+    ConnectIncoming,
 )  # fmt: skip
 ANSWERS: tuple[type[Message], ...] = (
-    Welcome, Volumes, VolumeState, DatasetState, Segment, ChannelState, Diagnosis, Statistics,
-    Attached, Detached, Published, Unpublished, Incoming, Pending, Failure,
+    Welcome, Volumes, VolumeState, DatasetState, Steps, Segment, ChannelState, Diagnosis,
+    Statistics, Attached, Detached, Published, Unpublished, Incoming, Pending, Failure,
 )  # fmt: skip
 
 

@@ -59,7 +59,9 @@ from dlfs.errors import (
 from dlfs.reader import MovedError, SampleReader, follow
 from dlfs.service import protocol
 from dlfs.service.attachments import attach, detach, publish, unpublish
+from dlfs.service.dataset_cache import ServedVolume
 from dlfs.service.generation_file import generation_file
+from dlfs.service.import_steps import headers_file
 from dlfs.service.protocol import Message
 from dlfs.service.sockets import AllowList, Peer
 from dlfs.service.state import ServerState
@@ -80,7 +82,8 @@ PINNED_SHARE_OF_USER = 3 / 4
 """Share of that memory that the batches of all processes of one user may pin."""
 MEMORY_BYTES_MAX = 768 * MIB
 """Most memory of the service, outside the sample memory, for one client process: arrays, read-ahead
-plans, chosen indices and copied batches. It is raised to twice a dataset's largest sample, which
+plans, chosen indices and copied batches. As much again may be names, locations and columns of the
+steps of imports that it reads. It is raised to twice a dataset's largest sample, which
 is read into memory once and copied once, if that is more."""
 STREAM_SAMPLE_BYTES = 128
 """Memory that is added to ``MEMORY_BYTES_MAX`` for each sample that a stream may read ahead, in
@@ -117,6 +120,8 @@ class _ClientDataset:
     reader: NativeReader
     share: Share
     memory: Share
+    step_bytes: int = 0
+    """What it counts as a step of an unfinished import, in bytes; 0 for a dataset."""
 
 
 @dataclass(eq=False)
@@ -148,6 +153,8 @@ class Session:
             protocol.ListVolumes: self._list_volumes,
             protocol.GetVolume: self._get_volume,
             protocol.OpenDataset: self._open_dataset,
+            protocol.GetSteps: self._get_steps,
+            protocol.OpenStep: self._open_step,
             protocol.GetSegment: self._get_segment,
             protocol.OpenChannel: self._open_channel,
             protocol.Diagnose: self._diagnose,
@@ -180,9 +187,7 @@ class Session:
                 await self._revoke_channels(list(self._channels))
             await self._await_channels()
         await self._revoke_channels(list(self._channels))  # those of a client that was dropped
-        for opened in self._datasets.values():
-            await self._state.close(opened.dataset.close)
-        self._datasets.clear()
+        await self._close_datasets(list(self._datasets))
 
     def drop(self) -> None:
         """End the session, whatever its client does; the client's next call fails.
@@ -356,17 +361,63 @@ class Session:
         return reply.cleanup.enter_context(file)
 
     async def _open_dataset(self, request: protocol.OpenDataset) -> Reply:
-        if len(self._datasets) == DATASETS_MAX:
-            raise LimitError(f"open a dataset: expected at most {DATASETS_MAX} on a connection")
-        if request.dataset in self._datasets:
-            raise UsageError(f"open dataset {request.dataset}: this connection has it open")
+        volume = await self._begin_opening(request.volume, request.dataset)
+        acquire = functools.partial(volume.acquire, request.dataset)
+        return await self._open(volume, acquire, request.fields)
+
+    async def _open_step(self, request: protocol.OpenStep) -> Reply:
+        volume = await self._begin_opening(request.volume, request.dataset)
+        wanted = request.dataset, request.number
+        measure = functools.partial(volume.imports.step_bytes, *wanted)
+        size = await self._state.run_for_volume(volume, measure)
+        self._state.charge_step(self.peer, size, *self._most_memory(MEMORY_BYTES_MAX))
+        try:
+            acquire = functools.partial(volume.acquire_step, *wanted)
+            return await self._open(volume, acquire, (), step_bytes=size)
+        except BaseException:
+            self._state.refund_step(self.peer, size)
+            raise
+
+    async def _get_steps(self, request: protocol.GetSteps) -> Reply:
         volume = self._state.volume_for(self.peer, request.volume)
         await self._state.refresh(volume)
-        acquire = functools.partial(volume.acquire, request.dataset)
+        find = functools.partial(volume.imports.headers, request.dataset, request.first)
+        headers = await self._state.run_for_volume(volume, find)
+        reply = Reply(protocol.Steps(len(headers)))
+        file = headers_file(headers, request.dataset)
+        reply.descriptors = [reply.cleanup.enter_context(file)]
+        return reply
+
+    async def _begin_opening(self, volume: UUID, dataset: UUID) -> ServedVolume:
+        """Return the volume of a dataset that the client may open, at its newest generation."""
+        if len(self._datasets) == DATASETS_MAX:
+            raise LimitError(f"open a dataset: expected at most {DATASETS_MAX} on a connection")
+        if dataset in self._datasets:
+            raise UsageError(f"open dataset {dataset}: this connection has it open")
+        found = self._state.volume_for(self.peer, volume)
+        await self._state.refresh(found)
+        return found
+
+    async def _open(
+        self,
+        volume: ServedVolume,
+        acquire: Callable[[], Dataset],
+        fields: tuple[str, ...],
+        *,
+        step_bytes: int = 0,
+    ) -> Reply:
+        """Open a dataset, or a step of an import, for the client.
+
+        Args:
+            volume: its volume.
+            acquire: acquires it.
+            fields: names of the fields that are read; none for whole samples.
+            step_bytes: what the step counts; 0 for a dataset.
+        """
         dataset = await self._state.run_for_volume(volume, acquire)
         with ExitStack() as undone:
             undone.callback(dataset.close)
-            find = functools.partial(_find_reader, dataset, request.fields)
+            find = functools.partial(_find_reader, dataset, fields)
             session, samples = await self._state.run_for_volume(volume, find)
             native = samples.native
             assert isinstance(native, NativeReader)
@@ -375,11 +426,14 @@ class Session:
                 session.members, arena_bytes, native.timeout_ms, samples.span
             )
             reply = Reply(state)
-            shares = self._shares(volume.uuid, request.dataset, arena_bytes, samples)
-            generation = self._attach_generation(reply, volume.generation())
-            reply.descriptors = [generation, arena]
-            self._datasets[request.dataset] = _ClientDataset(
-                volume.uuid, dataset, samples, native, *shares
+            shares = self._shares(volume.uuid, dataset.uuid, arena_bytes, samples)
+            if step_bytes:
+                about = samples.directory.entries_descriptor()
+            else:
+                about = self._attach_generation(reply, volume.generation())
+            reply.descriptors = [about, arena]
+            self._datasets[dataset.uuid] = _ClientDataset(
+                volume.uuid, dataset, samples, native, *shares, step_bytes
             )
             undone.pop_all()
         return reply
@@ -398,17 +452,21 @@ class Session:
         mean_bytes = directory.sample_bytes // max(1, len(directory)) + 1
         ahead = min(len(directory), arena_bytes // mean_bytes)
         most = max(MEMORY_BYTES_MAX, 2 * directory.largest_bytes + 64 * MIB)
-        most += ahead * STREAM_SAMPLE_BYTES
-        most_of_user = MEMORY_PROCESSES * most
-        if self.peer.entrance:
-            others = max(0, allowed_bytes() - self._state.cache.memory.size_bytes)
-            most_of_user = min(most_of_user, int(others * MEMORY_OF_SOCKET))
-            most = min(most, most_of_user)
+        most, most_of_user = self._most_memory(most + ahead * STREAM_SAMPLE_BYTES)
         memory = self._state.share(self.peer, None, most, most_of_user)
         memory.allow(most)
         if memory.parent is not None:
             memory.parent.allow(most_of_user)
         return pins, memory
+
+    def _most_memory(self, most: int) -> tuple[int, int]:
+        """Return limits of memory for the client's process and for its user, given the first."""
+        most_of_user = MEMORY_PROCESSES * most
+        if self.peer.entrance:
+            others = max(0, allowed_bytes() - self._state.cache.memory.size_bytes)
+            most_of_user = min(most_of_user, int(others * MEMORY_OF_SOCKET))
+            most = min(most, most_of_user)
+        return most, most_of_user
 
     async def _get_segment(self, request: protocol.GetSegment) -> Reply:
         volume = self._state.volume_for(self.peer, request.volume)
@@ -509,8 +567,13 @@ class Session:
         datasets = [uuid for uuid, opened in self._datasets.items() if opened.volume == volume]
         channels = [channel for channel, uuid in self._channels.items() if uuid in datasets]
         await self._revoke_channels(channels)
-        for uuid in datasets:
-            await self._state.close(self._datasets.pop(uuid).dataset.close)
+        await self._close_datasets(datasets)
+
+    async def _close_datasets(self, uuids: Sequence[UUID]) -> None:
+        for uuid in uuids:
+            opened = self._datasets.pop(uuid)
+            self._state.refund_step(self.peer, opened.step_bytes)
+            await self._state.close(opened.dataset.close)
 
 
 def _find_reader(dataset: Dataset, fields: tuple[str, ...]) -> tuple[DatasetSession, SampleReader]:

@@ -20,8 +20,9 @@ import trio
 
 import dlfs
 from dlfs._native.server_channel import ServerChannel, Share
+from dlfs.base.units import format_bytes
 from dlfs.connection.connection import OpenOptions
-from dlfs.errors import ClosedError, DlfsError, NotFoundError, drop_tracebacks
+from dlfs.errors import ClosedError, DlfsError, LimitError, NotFoundError, drop_tracebacks
 from dlfs.fields import FieldSpan
 from dlfs.service.access import Access
 from dlfs.service.dataset_cache import DatasetCache, ServedVolume
@@ -102,6 +103,8 @@ class ServerState:
         attaching: lock of the changes of ``volumes``.
         sessions: the sessions, in order of connection; the values have no meaning.
         channel_counts: open channels of each client process and of each user.
+        step_bytes: length of the open steps of unfinished imports of each client process and of
+            each user.
         revoked: channels that are served no longer, whose clients have not hung up yet: they may
             read what they have in place.
         shares: bounds on pinned bytes, by process or user and by sample memory; with None in
@@ -120,6 +123,7 @@ class ServerState:
     attaching: trio.Lock = field(default_factory=trio.Lock)
     sessions: dict[Session, None] = field(default_factory=dict)
     channel_counts: Counter[str | int] = field(default_factory=Counter)
+    step_bytes: Counter[str | int] = field(default_factory=Counter)
     revoked: dict[ServerChannel, Peer] = field(default_factory=dict)
     shares: WeakValueDictionary[tuple[str | int, Arena | None], Share] = field(
         default_factory=WeakValueDictionary
@@ -204,10 +208,41 @@ class ServerState:
 
     def count_channels(self, peer: Peer, change: int) -> None:
         """Add to the channel counts of a process and of its user."""
+        self._count(self.channel_counts, peer, change)
+
+    def _count(self, counts: Counter[str | int], peer: Peer, change: int) -> None:
         for owner in (peer.process, peer.account):
-            self.channel_counts[owner] += change
-            if not self.channel_counts[owner]:
-                del self.channel_counts[owner]
+            counts[owner] += change
+            if not counts[owner]:
+                del counts[owner]
+
+    def charge_step(self, peer: Peer, size: int, most: int, most_of_user: int) -> None:
+        """Count a step that a client opens.
+
+        Args:
+            peer: the client process.
+            size: length of the step's directory and columns, in bytes.
+            most: most bytes of the open steps of one process.
+            most_of_user: most bytes of those of all processes of the user.
+
+        Raises:
+            LimitError: it would be more.
+        """
+        for owner, limit, whose in (
+            (peer.process, most, "in one process"),
+            (peer.account, most_of_user, f"of {peer.user}"),
+        ):
+            if self.step_bytes[owner] + size > limit:
+                raise LimitError(
+                    f"open a step of an import: expected at most {format_bytes(limit)} of names "
+                    f"and locations {whose}, got {format_bytes(self.step_bytes[owner] + size)}; "
+                    "read in smaller windows"
+                )
+        self._count(self.step_bytes, peer, size)
+
+    def refund_step(self, peer: Peer, size: int) -> None:
+        """Undo ``charge_step``."""
+        self._count(self.step_bytes, peer, -size)
 
     def share(
         self, peer: Peer, arena: Arena | None, bytes_max: int, bytes_of_user_max: int

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from dlfs.format.catalog import DatasetRecord
 from dlfs.format.geometry import DataSpace
 from dlfs.format.journal import STEP_HEADER_BYTES, StepHeader, decode_step_header
 from dlfs.format.paths import display
-from dlfs.store.chunk_reader import CopyOrder, copy_orders, read_blocks
+from dlfs.store.chunk_reader import CopyOrder, copy_orders, read_blocks, read_into
 from dlfs.store.transaction import Generation
 
 
@@ -45,14 +46,35 @@ def read_steps(
         DeviceError: a read failed.
     """
     space = DataSpace(generation.geometry, record.journal_runs)
-    chunk_bytes = generation.geometry.chunk_bytes
+    read_header = partial(_read_header, generation, space, record)
+    return list_steps(record, generation.geometry.chunk_bytes, known, read_header)
+
+
+def list_steps(
+    record: DatasetRecord,
+    chunk_bytes: int,
+    known: Sequence[Step],
+    read_header: Callable[[int, int], StepHeader],
+) -> list[Step]:
+    """Return all steps of an unfinished import.
+
+    Args:
+        record: record of the import.
+        chunk_bytes: chunk size of the volume.
+        known: the first of its steps, whose headers are not read again.
+        read_header: returns the header at an address of the journal, of the step with a number.
+
+    Raises:
+        FormatError: they are not those of the record.
+        DlfsError: as ``read_header``.
+    """
     steps = [*known]
     address = 0
     if steps:
         last = steps[-1]
         address = last.address + -(-last.header.step_bytes // chunk_bytes) * chunk_bytes
     while address < record.journal_bytes:
-        header = _read_header(generation, space, record, address, len(steps))
+        header = read_header(address, len(steps))
         steps.append(Step(header, address))
         address += -(-header.step_bytes // chunk_bytes) * chunk_bytes
     counted = sum(step.header.sample_count for step in steps)
@@ -83,20 +105,27 @@ def _read_header(
     raise problem
 
 
+def segments_bytes(generation: Generation, step: Step) -> int:
+    """Return the length of a step's segments in whole blocks, for ``read_step``."""
+    block, length = generation.geometry.block_bytes, step.header.step_bytes - STEP_HEADER_BYTES
+    return -(-length // block) * block
+
+
 def read_step(
-    generation: Generation, record: DatasetRecord, step: Step, choice: CopyOrder
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
+    generation: Generation,
+    record: DatasetRecord,
+    step: Step,
+    memory: NDArray[np.uint8],
+    choice: CopyOrder,
+) -> None:
     """Read the entries part, the names part and the attribute segment of a step, unverified.
 
     Args:
         generation: generation that has the record.
         record: record of the import.
         step: one of its steps.
+        memory: ``uint8[segments_bytes]``, aligned blocks, which are filled.
         choice: order in which copies are read.
     """
     space = DataSpace(generation.geometry, record.journal_runs)
-    header, start = step.header, step.address + STEP_HEADER_BYTES
-    length = header.step_bytes - STEP_HEADER_BYTES
-    data = read_blocks(generation.sources, space, start, length, choice)
-    names_end = header.entries_bytes + header.names_bytes
-    return data[: header.entries_bytes], data[header.entries_bytes : names_end], data[names_end:]
+    read_into(generation.sources, space, step.address + STEP_HEADER_BYTES, memory, choice)

@@ -478,15 +478,10 @@ class Volume(Closing):
         return [describe_unfinished(record, geometry) for record in session.catalog.unfinished]
 
     def arriving(self, name: str | bytes) -> ArrivingDataset:
-        """Open the samples of an import that goes on, or will; else of the newest version.
-
-        Raises:
-            UsageError: the volume was opened through a service.
-        """
+        """Open the samples of an import that goes on, or will; else of the newest version."""
         from dlfs.dataset.arriving import ArrivingDataset
 
-        local = self._local("read an import that goes on from")
-        return ArrivingDataset(local.connection, dataset_name_bytes(name))
+        return ArrivingDataset(self._opened().connection, dataset_name_bytes(name))
 
     def abandon(self, name: str | bytes) -> UnfinishedInfo:
         """Free the space of an unfinished import.

@@ -37,17 +37,21 @@ from dlfs.service.control import ControlConnection
 from dlfs.service.protocol import (
     DatasetState,
     GetSegment,
+    GetSteps,
     GetVolume,
     ListVolumes,
     Message,
     OpenDataset,
+    OpenStep,
     Published,
     PublishSocket,
     Segment,
+    Steps,
     Volumes,
     VolumeState,
 )
 from tests.service.serving import Service, make_samples, make_volume
+from tests.support.arriving import leave_unfinished
 from tests.support.namespaces import DETACH_OTHERS
 from tests.support.processes import PROCESSES
 from tests.support.waiting import wait_for
@@ -147,12 +151,15 @@ def everything_of(uri: str, label: str) -> list[tuple[Message, type[Message], in
     """Return the requests for all that there is of a volume, by its UUIDs."""
     with dlfs.connect(uri, volume=label) as volume, volume.dataset() as dataset:
         ids = volume.uuid, dataset.uuid
+        imports = [(volume.uuid, info.uuid, 0) for info in volume.unfinished()]
     return [
         (ListVolumes(label), Volumes, 0),
         (ListVolumes(str(ids[0])), Volumes, 0),
         (GetVolume(ids[0]), VolumeState, 1),
         (OpenDataset(*ids), DatasetState, 2),
         *((GetSegment(*ids, name), Segment, 1) for name in ("entries", "names", "attributes")),
+        *((GetSteps(*step), Steps, 1) for step in imports),
+        *((OpenStep(*step), DatasetState, 2) for step in imports),
     ]
 
 
@@ -168,6 +175,8 @@ def test_users_read_the_volumes_whose_rules_name_them(
     start: Callable[..., Service], volumes: tuple[str, str], alice: Call
 ) -> None:
     rules = ("--allow", f"first=user:{ALICE}", "--allow", f"second=user:{BOB},group:{LAB}")
+    with dlfs.open(volumes[1]) as second:
+        leave_unfinished(second)
     service = start(*volumes, options=rules)
     path, uri = str(service.socket), service.uri
     assert read(uri, "first") == SAMPLES
@@ -193,7 +202,7 @@ def test_users_read_the_volumes_whose_rules_name_them(
         assert seen["memory"]["held_bytes"] < service.snapshot()["memory"]["held_bytes"]
         for name in ("second", "dogs", str(volume.uuid), str(dataset.uuid), "sockets"):
             assert name not in json.dumps(seen)
-    assert {each["dataset"] for each in service.snapshot()["datasets"]} == {"cats", "dogs"}
+    assert {each["dataset"] for each in service.snapshot()["datasets"]} == {"cats", "d", "dogs"}
     service.stop()
 
 

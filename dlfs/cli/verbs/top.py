@@ -167,16 +167,16 @@ def screen(before: Snapshot, after: Snapshot, seconds: float, *, rows: int | Non
         f"up {human_seconds(after['uptime_s'])}, {format_count(len(clients), *_PROCESSES)}, "
         f"cache {human_size(held_bytes)} of {human_size(memory['memory_bytes'])}"
     )
-    known = {dataset["uuid"]: dataset for dataset in before["datasets"]}
+    known = {_key(dataset): dataset for dataset in before["datasets"]}
     busy = [
-        _rate(known.get(each["uuid"], each)["reader"], each["reader"], "samples", seconds)
+        _rate(known.get(_key(each), each)["reader"], each["reader"], "samples", seconds)
         for each in after["datasets"]
     ]
     sections = [Section(_DATASETS, _datasets(known, after, seconds), busy)]
     for dataset in after["datasets"]:
-        members = _members(known.get(dataset["uuid"], {}), dataset, seconds)
+        members = _members(known.get(_key(dataset), {}), dataset, seconds)
         weights = [math.inf if member.lost else member.reads for member in members]
-        title = f"{dataset['dataset']}@{dataset['version']}"
+        title = _title(dataset)
         sections.append(Section(_MEMBERS, member_table(members), weights, title, rank=2))
     if clients:
         busy = [
@@ -205,7 +205,20 @@ def _import(found: Mapping[str, Any]) -> Section:
     return Section(_WORKERS, worker_table(workers), busy, title)
 
 
-def _datasets(known: Mapping[str, Mapping[str, Any]], after: Snapshot, seconds: float) -> Table:
+_Key = tuple[str, int]
+
+
+def _key(dataset: Mapping[str, Any]) -> _Key:
+    """Return what tells a dataset from the open steps of the import that has made it."""
+    return dataset["uuid"], dataset["version"]
+
+
+def _title(dataset: Mapping[str, Any]) -> str:
+    name, version = dataset["dataset"], dataset["version"]
+    return f"{name}@{version}" if version else f"{name} (import)"
+
+
+def _datasets(known: Mapping[_Key, Mapping[str, Any]], after: Snapshot, seconds: float) -> Table:
     from dlfs.service.statistics import activity
 
     titles = (
@@ -215,11 +228,11 @@ def _datasets(known: Mapping[str, Mapping[str, Any]], after: Snapshot, seconds: 
     drop = ("a request", "planning", "checking", "rest", "cache", "reads/s", "device", "clients")
     rows = Table(*titles, right=titles[1:], drop=(*drop, "in memory"))
     for dataset in after["datasets"]:
-        earlier = known.get(dataset["uuid"], {}).get("reader", dataset["reader"])
+        earlier = known.get(_key(dataset), {}).get("reader", dataset["reader"])
         seen = activity(earlier, dataset["reader"], seconds)
         shares = seen.phase_shares
         rows.add_row(
-            f"{dataset['dataset']}@{dataset['version']}",
+            _title(dataset),
             human_count(dataset["users"]),
             human_size(dataset["cache_bytes"]),
             human_count(round(seen.rate(seen.samples))),

@@ -38,6 +38,7 @@ from dlfs.service.protocol import (
     Message,
     OpenChannel,
     OpenDataset,
+    OpenStep,
     Pending,
     Statistics,
     Welcome,
@@ -50,6 +51,7 @@ from dlfs.service.sockets import Peer
 from dlfs.service.state import ServerState
 from dlfs.store.transaction import load_generation
 from tests.service.serving import make_volume
+from tests.support.arriving import leave_unfinished
 
 
 @pytest.fixture
@@ -106,15 +108,20 @@ def state_of(*volumes: ServedVolume) -> ServerState:
 
 
 @contextmanager
-def session(volume: ServedVolume, snapshot: Callable[[], Any] = dict) -> Iterator[Talk]:
+def session(
+    volume: ServedVolume,
+    snapshot: Callable[[], Any] = dict,
+    *,
+    state: ServerState | None = None,
+) -> Iterator[Talk]:
     """Talk to a session that has greeted this client; it ends well when this does."""
     ours, theirs = socket.socketpair()
+    used = state or state_of(volume)
+    used.snapshot = lambda _viewer: snapshot()
 
     async def run() -> None:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
-        state = state_of(volume)
-        state.snapshot = lambda _viewer: snapshot()
-        await Session(state, stream, Peer(os.getpid(), os.getuid(), frozenset(), "process 1")).run()
+        await Session(used, stream, Peer(os.getpid(), os.getuid(), frozenset(), "process 1")).run()
 
     thread = Thread(target=trio.run, args=[run])
     thread.start()
@@ -191,6 +198,34 @@ def test_an_answer_that_is_too_long_is_refused(volume: ServedVolume) -> None:
             assert isinstance(answer, Failure)
             assert answer.error == "LimitError"
             assert "send Statistics: expected at most 1048576 bytes" in answer.message
+
+
+def test_steps_of_imports_count_until_they_are_closed(
+    volume: ServedVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dlfs.open(volume.volume.uri) as own:
+        leave_unfinished(own)
+        (unfinished,) = (info.uuid for info in own.unfinished())
+    state = state_of(volume)
+    with session(volume, state=state) as talk, session(volume, state=state) as other:
+        steps = [OpenStep(volume.uuid, unfinished, number) for number in range(2)]
+        talk.ask(GetVolume(volume.uuid))
+        sizes = [volume.imports.step_bytes(unfinished, number) for number in range(2)]
+        monkeypatch.setattr("dlfs.service.session.MEMORY_BYTES_MAX", sum(sizes) - 1)
+        assert isinstance(talk.ask(steps[0]), DatasetState)
+        refused = other.ask(steps[1])
+        assert isinstance(refused, Failure)
+        assert refused.error == "LimitError"
+        assert "of names and locations in one process" in refused.message
+        assert set(state.step_bytes.values()) == {sizes[0]}
+        assert isinstance(other.ask(OpenStep(volume.uuid, unfinished, 99)), Failure)
+        monkeypatch.setattr("dlfs.service.session.MEMORY_BYTES_MAX", sum(sizes))
+        assert isinstance(other.ask(steps[1]), DatasetState)
+        assert set(state.step_bytes.values()) == {sum(sizes)}
+        (found,) = volume._cache.statistics()
+        assert (found["dataset"], found["version"], found["users"]) == ("d", 0, 2)
+    assert not state.step_bytes
+    assert [entry["users"] for entry in volume._cache.statistics()] == [0]
 
 
 def test_statistics_leave_out_datasets_closed_meanwhile(
