@@ -84,6 +84,7 @@ class ImportProcess(Closing):
         key: begin of the keys in the store; equal on all ranks, and used once.
         workers: number of processes of each rank that import parts of the source; 0 if rank 0
             imports by itself.
+        refusal: error for which rank 0 does not run the command, for all ranks.
 
     Attributes:
         failure: the error of the import; None unless it has failed.
@@ -92,9 +93,16 @@ class ImportProcess(Closing):
     """
 
     def __init__(
-        self, name: str, command: Sequence[str] | None, store: Any, key: str, *, workers: int = 0
+        self,
+        name: str,
+        command: Sequence[str] | None,
+        store: Any,
+        key: str,
+        *,
+        workers: int = 0,
+        refusal: DlfsError | None = None,
     ) -> None:
-        self._name, self._command = name, command
+        self._name, self._command, self._refusal = name, command, refusal
         self._store, self._key = store, key
         self._worker_count = workers
         self._takes_ranks = workers > 0 and store is not None
@@ -178,7 +186,7 @@ class ImportProcess(Closing):
     # ---- rank 0 ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        failure: DlfsError | None = None
+        failure = self._refusal
         try:
             if self._command:
                 failure = _explain(self._name, *self._wait())
@@ -313,7 +321,7 @@ def _encode(failure: DlfsError | None) -> list[str]:
 
 def _decode(values: list[str]) -> DlfsError | None:
     kinds = {kind.__name__: kind for kind in (*_ERRORS.values(), DlfsError)}
-    return kinds[values[0]](values[1]) if values else None
+    return kinds.get(values[0], DlfsError)(values[1]) if values else None
 
 
 def _copy(failure: DlfsError) -> DlfsError:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dlfs import Dataset, Volume
+from dlfs import open as open_volume
 from dlfs.adapters.torch.arriving import UNKNOWN, ArrivingLoader
 from dlfs.adapters.torch.forms import ElementType
 from dlfs.adapters.torch.import_process import ImportProcess
@@ -41,6 +42,7 @@ from dlfs.dataset.arriving_epoch import STATE_PREFIX
 from dlfs.epoch.options import EpochOptions, ReadKeywords
 from dlfs.epoch.ranks import process_group
 from dlfs.errors import DlfsError, StaleError, UsageError
+from dlfs.store.members import Members, split_uris
 
 WINDOW_BYTES = 128 * MIB
 """Size of a window of the first epoch by default, and bytes of samples of a step of the import."""
@@ -99,7 +101,7 @@ class ImportingLoader(IterableDataset[Any]):
 
     Args:
         source: path or URL of what to import, or several, as ``dlfs import`` takes them.
-        volume: volume to import to; each rank opens it by its devices.
+        volume: volume to import to, which each rank opens: by its devices, or through a service.
         name: name of the new dataset.
         batch_size: samples of this rank in a batch, >= 1.
         import_options: further options of ``dlfs import``, such as ``["--format", "imagefolder",
@@ -107,13 +109,15 @@ class ImportingLoader(IterableDataset[Any]):
         import_workers: processes of each rank that read and write parts of the source, as ``dlfs
             import --workers``; 0: rank 0 imports by itself, in one process unless
             ``import_options`` says otherwise.
+        import_to: the volume as rank 0 opens it for the import, as ``dlfs.open`` takes it; needed
+            if ``volume`` was opened through a service, which only reads.
         window_bytes: bytes of samples that are shuffled among each other in the first epoch, and
             that the import commits at a time. The first batch comes when the first window is there.
         labels: name of a column of labels; in the first epoch, of numbers.
         options: as ``Loader`` takes them, without ``where``, ``weights``, ``draws`` and ``order``.
 
     Raises:
-        UsageError: an argument is out of range, or the volume was opened through a service.
+        UsageError: an argument is out of range, or ``import_to`` is missing.
 
     Threads: one at a time.
     """
@@ -130,6 +134,7 @@ class ImportingLoader(IterableDataset[Any]):
         *,
         import_options: Sequence[str] = (),
         import_workers: int = 0,
+        import_to: Members | None = None,
         window_bytes: int = WINDOW_BYTES,
         labels: str | None = None,
         **options: Unpack[LoaderKeywords],
@@ -145,13 +150,14 @@ class ImportingLoader(IterableDataset[Any]):
         self._finder = PlacementFinder(
             options.get("rank"), options.get("world_size"), options.get("placement")
         )
+        self._import_to = _find_target(volume, import_to)
         self._arriving = volume.arriving(name)
         window_chunks = max(1, window_bytes // volume.chunk_bytes)
         step_bytes = window_chunks * volume.chunk_bytes
         own = [] if not import_workers else ["--workers", str(self._import_workers)]
         given = ["--name", name, "--step", str(step_bytes), "--one-pass", "--json", *own]
         refused = _REFUSED + (_REFUSED_WITH_WORKERS if own else ())
-        self._command = _make_command(source, volume, given, import_options, refused)
+        self._command = _make_command(source, self._import_to, given, import_options, refused)
         read = {k: v for k, v in self._options.items() if k in ReadKeywords.__annotations__}
         self._order = EpochOptions(**{**read, "window_chunks": window_chunks})
         self._arriving.start_epoch(self._order).close()  # raises if an option does not fit
@@ -367,20 +373,40 @@ class ImportingLoader(IterableDataset[Any]):
             return
         ranks = _Ranks.find(self._finder)
         command: Sequence[str] | None = None
+        refusal: DlfsError | None = None
         if ranks.is_first:
-            command = self._command if self._is_needed() else ()
+            try:
+                command = self._command if self._is_needed() else ()
+            except DlfsError as error:
+                command, refusal = (), error
         key, workers = f"dlfs/import/{next(_numbers)}", self._import_workers
-        running = ImportProcess(self.name, command, ranks.store, key, workers=workers)
+        running = ImportProcess(
+            self.name, command, ranks.store, key, workers=workers, refusal=refusal
+        )
         self._running = running
         if self._first is not None:
             self._first.running = running
         running.share()
 
     def _is_needed(self) -> bool:
-        """Return True unless the volume has the dataset, and no unfinished import of it."""
+        """Return True unless the volume has the dataset, and no unfinished import of it.
+
+        Raises:
+            UsageError: ``import_to`` is another volume.
+        """
         self._volume.refresh()
         is_unfinished = any(info.name == self.name for info in self._volume.unfinished())
-        return is_unfinished or self.name not in self._volume
+        if not is_unfinished and self.name in self._volume:
+            return False
+        if self._import_to != self._volume.uri:
+            with open_volume(self._import_to) as target:
+                got = target.uuid
+            if got != self._volume.uuid:
+                raise UsageError(
+                    f"import {quote(self.name)} while training: expected import_to to be volume "
+                    f"{self._volume.uuid}, which {self._volume.uri} reads, got {got}"
+                )
+        return True
 
     def close(self) -> None:
         """End the import, which can go on later, and close what was opened. Idempotent."""
@@ -421,9 +447,26 @@ class _Ranks:
         return cls(True, None)
 
 
+def _find_target(volume: Volume, import_to: Members | None) -> str:
+    """Return the URIs of the volume, separated by commas, as the import opens it.
+
+    Raises:
+        UsageError: it was opened through a service, and they are not given.
+    """
+    if import_to is not None:
+        return ",".join(split_uris(import_to))
+    if volume.uri.startswith("unix:"):
+        members = ",".join(member.uri for member in volume.members)
+        raise UsageError(
+            f"import while training through {volume.uri}: expected import_to, the volume as rank 0 "
+            f"opens it for the import, because a service only reads; its own is {members}"
+        )
+    return volume.uri
+
+
 def _make_command(
     source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    volume: Volume,
+    import_to: str,
     given: Sequence[str],
     options: Sequence[str],
     refused: Sequence[str],
@@ -451,4 +494,4 @@ def _make_command(
             "import while training: expected a path or URL, got '-': standard input cannot be read "
             "again after a kill"
         )
-    return ["import", *given, *options, "--", *texts, volume.uri]
+    return ["import", *given, *options, "--", *texts, import_to]
