@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -50,22 +50,32 @@ def run_import(cluster: Cluster, name: str, *options: str, volume: str | None = 
     cluster.head.run(*words(cluster, name, *options, volume=volume), user="ann")
 
 
-def join(cluster: Cluster, file: Path, *options: str) -> subprocess.Popen[str]:
-    """Start workers on the nodes."""
-    return cluster.head.start("srun", *options, "dlfs", "import-worker", str(file), user="ann")
+@contextmanager
+def join(cluster: Cluster, file: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Run workers on the nodes; end them if the block raises, as nobody waits for them then."""
+    words = "srun", *options, "dlfs", "import-worker", str(file)
+    with cluster.head.start(*words, user="ann") as workers:
+        try:
+            yield workers
+        except BaseException:
+            workers.terminate()
+            raise
 
 
 def check_equal(cluster: Cluster, *names: str, volume: str | None = None) -> None:
+    """Check that datasets are equal to ``plain``, and remove them: the volume has room for one."""
     for name in names:
         cluster.head.run(sys.executable, "-c", COMPARE, volume or cluster.volume, name, user="ann")
 
 
 COMPARE = """
 import sys, dlfs
-with dlfs.open(sys.argv[1]) as volume, volume["plain"] as a, volume[sys.argv[2]] as b:
-    assert not volume.unfinished()
-    assert list(a.paths()) == list(b.paths())
-    assert a[:].to_list() == b[:].to_list()
+with dlfs.open(sys.argv[1]) as volume:
+    with volume["plain"] as a, volume[sys.argv[2]] as b:
+        assert not volume.unfinished()
+        assert list(a.paths()) == list(b.paths())
+        assert a[:].to_list() == b[:].to_list()
+    volume.remove(sys.argv[2])
 """
 
 
