@@ -18,6 +18,7 @@ import pytest
 
 import dlfs
 from dlfs.cli.exits import ExitCode
+from dlfs.ingest.workers.coordinator import LOSSES_MAX
 from tests.ray.cluster import RayCluster
 from tests.support.nvme import Namespace, ScriptedTarget, Subsystem
 from tests.support.volumes import new_volume
@@ -133,6 +134,30 @@ def test_a_worker_is_killed_again_and_again(cluster: RayCluster, source: Path, v
         output, _ = process.communicate()
     assert process.returncode == 0, output
     assert killed
+    check_equal(volume, "plain", "killed")
+
+
+def test_three_workers_are_killed_at_once_again_and_again(
+    cluster: RayCluster, source: Path, tmp_path: Path
+) -> None:
+    volume = str(new_volume(tmp_path / "disk", size_bytes=VOLUME_BYTES, chunk_bytes=64 << 10))
+    workers = f"ray:{cluster.address}?workers=3"
+    killed: set[int] = set()
+    with start_import(source, volume, "killed", "--workers", workers, cluster=cluster) as process:
+        for _ in range(LOSSES_MAX - 1):
+            wait_for(lambda: len(cluster.workers()) >= 3 or process.poll() is not None, "all tasks")
+            if process.poll() is not None:
+                break
+            process.send_signal(signal.SIGSTOP)  # it learns of their end when all have ended
+            killed.update(cluster.workers())
+            for pid in cluster.workers():
+                os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: not killed & {*cluster.workers()}, "their end")
+            process.send_signal(signal.SIGCONT)
+        output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert len(killed) >= 3
+    run_import(source, volume, "plain")
     check_equal(volume, "plain", "killed")
 
 

@@ -7,8 +7,9 @@ run it in any order of events. ``serving`` is the caller that has sockets and a 
 **Parts** are given lowest first, one to a worker at a time. A worker reports the steps of its part
 in their order; the caller commits them, one commit at a time, with all steps that have arrived
 since the last one. A part is done when its last step is committed. If a worker is lost, another one
-goes on behind the last step that has arrived. A part whose workers are lost ``LOSSES_MAX`` times
-without a further step ends the import with an error that names it.
+goes on behind the last step that has arrived. A part whose workers are lost ``LOSSES_MAX`` times,
+after they had begun with it and without a further step, ends the import with an error that names
+it.
 
 **Chunks** are granted from those that a commit has listed as granted; the next commit lists more
 before they run out. A worker's report of chunks that it was not granted ends this worker.
@@ -196,6 +197,7 @@ class WorkerState:
         keys: key of its host at the target of each member; None until its devices are open.
         part: number of its part; None between two.
         began_s: time at which it got the part.
+        has_begun: True if it has reported that it has the part.
         asked_chunks: chunks that it has asked for.
         is_waiting: True if it cannot go on without them.
         uncommitted: number of its steps that wait for their commit.
@@ -215,6 +217,7 @@ class WorkerState:
     keys: tuple[bytes | None, ...] | None = None
     part: int | None = None
     began_s: float = 0.0
+    has_begun: bool = False
     asked_chunks: int = 0
     is_waiting: bool = False
     uncommitted: int = 0
@@ -467,7 +470,8 @@ class Coordinator:
         """
         part = self._leave_part(worker)
         if part is not None:
-            part.losses += counts and not worker.is_ending
+            # One that was lost before it began says nothing of the part: many are lost at once.
+            part.losses += counts and worker.has_begun and not worker.is_ending
             if part.losses >= LOSSES_MAX:
                 self._fail(
                     DeviceError(
@@ -524,7 +528,7 @@ class Coordinator:
             if part.worker is None and not part.before.is_complete:
                 part.worker, worker.part, worker.began_s = worker.number, part.number, now_s
                 worker.steps_bytes = worker.step_bytes = worker.step_count = 0
-                worker.bad_count = 0
+                worker.bad_count, worker.has_begun = 0, False
                 self._actions.append(Begin(worker.number, part.number, part.before))
                 return
             self._first_waiting += 1
@@ -541,6 +545,7 @@ class Coordinator:
 
     def _note_progress(self, worker: WorkerState, message: ProgressMade) -> None:
         self._part_of(worker, message.part)
+        worker.has_begun = True
         worker.done_bytes += max(0, message.sample_bytes - worker.step_bytes)
         worker.step_count, worker.step_bytes = message.sample_count, message.sample_bytes
         worker.bad_count = message.bad_count

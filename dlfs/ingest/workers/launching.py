@@ -2,8 +2,8 @@
 
 They join over the UNIX socket of the import. Each is killed by the system when the coordinator's
 thread ends (PR_SET_PDEATHSIG), and belongs to a process group of its own, so that Ctrl-C reaches
-the coordinator alone. One that ends is replaced, as long as parts are left; but not if
-``FAILURES_MAX`` in a row could not join, or ``DEATHS_MAX`` were killed before they had.
+the coordinator alone. One that ends is replaced, as long as parts are left. It is an error if all
+fail to join, ``FAILURES_MAX`` times in a row, or ``DEATHS_MAX`` if they are killed (``Losses``).
 
 What they log is logged by the coordinator.
 
@@ -17,24 +17,77 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from dlfs.errors import DeviceError, LimitError
-from dlfs.ingest.workers.invitation import VARIABLE, Invitation
+from dlfs.ingest.workers.invitation import VARIABLE, Invitation, boot_id
+from dlfs.ingest.workers.messages import Hello
 
 FAILURES_MAX = 3
-"""Workers in a row that end by themselves before they have joined, before it is an error."""
+"""Losses in a row of workers that end by themselves before any has joined, before it is an
+error."""
 DEATHS_MAX = 20
-"""Workers in a row that are killed before they have joined, before it is an error."""
+"""Losses in a row of workers that are killed before any has joined, before it is an error."""
 PAUSE_S = 0.1
-"""Pause before the next worker is started after such a one, times their number, in seconds."""
+"""Pause before the next worker is started after such a loss, times their number, in seconds."""
+PAUSE_MAX_S = 5.0
+"""Longest such pause, in seconds."""
 
 _WORKER = "dlfs.ingest.workers.process"
 _READ_BYTES = 1 << 16
 _LINE_BYTES_MAX = 4096
 _log = logging.getLogger("dlfs")
+
+
+class Losses:
+    """Counts how often workers are lost without progress, which is that one has joined.
+
+    Workers that are lost at once are one loss, however many they are: a worker counts only if it
+    was started after the last loss.
+
+    Attributes:
+        not_before_s: time before which no further worker is to be started, of ``time.monotonic``.
+    """
+
+    def __init__(self) -> None:
+        self._failures = self._deaths = 0
+        self._round = 0
+        self.not_before_s = 0.0
+
+    @property
+    def round(self) -> int:
+        """Number of losses so far, to be noted for a worker that is started."""
+        return self._round
+
+    @property
+    def count(self) -> int:
+        """Number of losses since the last progress."""
+        return self._failures + self._deaths
+
+    @property
+    def is_error(self) -> bool:
+        """True if there were so many that it is an error."""
+        return self._failures >= FAILURES_MAX or self._deaths >= DEATHS_MAX
+
+    def note_progress(self) -> None:
+        """Take note that a worker has joined, or works."""
+        self._failures = self._deaths = 0
+
+    def note(self, began: int, *, was_killed: bool) -> None:
+        """Take note of the end of a worker that may not have joined.
+
+        Args:
+            began: ``round`` when it was started.
+            was_killed: True if it did not end by itself.
+        """
+        if began < self._round:
+            return
+        self._round += 1
+        self._deaths += was_killed
+        self._failures += not was_killed
+        self.not_before_s = time.monotonic() + min(PAUSE_MAX_S, PAUSE_S * self.count)
 
 
 class LogPipe:
@@ -81,6 +134,7 @@ class _Child:
 
     process: subprocess.Popen[bytes]
     pipe: LogPipe
+    began: int
     has_joined: bool = False
 
     @property
@@ -100,25 +154,26 @@ class ProcessLauncher:
         self._count = count
         self._invitation = invitation
         self._children: list[_Child] = []
-        self._failures = self._deaths = 0
-        self._not_before_s = 0.0
+        self._losses = Losses()
+        self._boot_id = boot_id()
 
-    def check(self, wanted: int, joined: Collection[int]) -> None:
+    def check(self, wanted: int, joined: Mapping[int, Hello]) -> None:
         """Log what the processes say, and replace those that have ended.
 
         Args:
             wanted: number of workers that could have a part.
-            joined: process IDs of the workers that have joined.
+            joined: what each worker that has joined says of itself, by its number.
 
         Raises:
             DeviceError: the processes end before they join.
             LimitError: the system refuses another process.
         """
+        if joined:
+            self._losses.note_progress()
+        here = {hello.pid for hello in joined.values() if hello.boot_id == self._boot_id}
         for child in list(self._children):
             child.pipe.take(child.name)
-            if child.process.pid in joined and not child.has_joined:
-                child.has_joined = True
-                self._failures = self._deaths = 0
+            child.has_joined |= child.process.pid in here
             code = child.process.poll()
             if code is not None:
                 self._children.remove(child)
@@ -127,21 +182,18 @@ class ProcessLauncher:
                 if not child.has_joined:
                     self._note_failure(child, code)
         while len(self._children) < min(self._count, wanted):
-            if time.monotonic() < self._not_before_s:
+            if time.monotonic() < self._losses.not_before_s:
                 return
             self._children.append(self._start())
 
     def _note_failure(self, child: _Child, code: int) -> None:
-        self._deaths += code < 0
-        self._failures += code >= 0
-        self._not_before_s = time.monotonic() + PAUSE_S * (self._deaths + self._failures)
-        if self._failures >= FAILURES_MAX or self._deaths >= DEATHS_MAX:
+        self._losses.note(child.began, was_killed=code < 0)
+        if self._losses.is_error:
             how = f"signal {-code}" if code < 0 else f"code {code}"
             said = f": {child.pipe.last}" if child.pipe.last else ""
-            count = self._failures + self._deaths
             raise DeviceError(
-                f"start workers: expected processes that join the import, got {count} in a row "
-                f"that ended before; the last by {how}{said}",
+                f"start workers: expected processes that join the import, but they ended before, "
+                f"{self._losses.count} times in a row; the last by {how}{said}",
                 0,
             )
 
@@ -162,7 +214,7 @@ class ProcessLauncher:
                 f"start a worker: the system refuses another process: {error.strerror}"
             ) from error
         pipe.close_write()
-        return _Child(process, pipe)
+        return _Child(process, pipe, self._losses.round)
 
     def close(self) -> None:
         """Kill all processes, and wait until they have ended."""

@@ -104,7 +104,7 @@ class NeedChunks(Message, frozen=True):
 
 
 class ProgressMade(Message, frozen=True):
-    """Report how far a part is, behind the last step that was reported.
+    """Report how far a part is, behind the last step that was reported; once when it begins.
 
     Attributes:
         part: number of the part.

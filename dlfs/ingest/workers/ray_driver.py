@@ -3,11 +3,12 @@
 ``RayLauncher`` starts it, so that Ray's threads, signal handlers and output stay out of the process
 of the coordinator, which can kill it at any time. Each worker is a task of Ray: a process of the
 cluster that runs nothing else, and ends with the task. Ray never runs a task again by itself: the
-driver starts another one in place of one that has ended, which joins as another worker.
+driver starts another one in place of one that has ended, which joins as another worker, as long as
+workers join; tasks that are lost at once are one loss (``Losses``).
 
-Standard input has lines of two numbers: how many workers could have a part, and how many have
-joined so far. When it ends, also by the death of the coordinator, the driver cancels all tasks.
-If it is killed, Ray does so. An error is one line on standard error.
+Standard input has lines of three numbers: how many workers could have a part, that of the worker
+that has joined last, and how many are there. When it ends, also by the death of the coordinator,
+the driver cancels all tasks. If it is killed, Ray does so. An error is one line on standard error.
 
 Threads: one for standard input.
 """
@@ -28,7 +29,7 @@ from dlfs.base.forks import Event
 from dlfs.errors import DeviceError, DlfsError
 from dlfs.ingest.workers.engines import LOCAL, RayWorkers
 from dlfs.ingest.workers.invitation import VARIABLE
-from dlfs.ingest.workers.launching import DEATHS_MAX, FAILURES_MAX, PAUSE_S
+from dlfs.ingest.workers.launching import Losses
 from dlfs.ingest.workers.ray_task import run_task
 
 CONNECT_S = 10.0
@@ -46,19 +47,19 @@ class Orders:
 
     Attributes:
         wanted: number of workers that could have a part.
-        joins: number of workers that have joined so far.
+        last: number of the worker that has joined last; 0 without.
+        present: number of workers that have joined and are not lost.
         has_ended: True if the coordinator wants no more workers, or has died.
     """
 
     def __init__(self) -> None:
-        self.wanted = self.joins = 0
+        self.wanted = self.last = self.present = 0
         self.has_ended = Event()
         Thread(target=self._read, name="dlfs-orders", daemon=True).start()
 
     def _read(self) -> None:
         for line in sys.stdin:
-            wanted, joins = line.split()
-            self.wanted, self.joins = int(wanted), int(joins)
+            self.wanted, self.last, self.present = map(int, line.split())
         self.has_ended.set()
         time.sleep(_CLOSE_S)
         os._exit(1)  # Ray does not return; it cancels the tasks of a driver that has ended
@@ -81,29 +82,35 @@ class Tasks:
         self._invitation = invitation
         # Its process ends with the task, and Ray never runs it again.
         self._remote = ray.remote(max_calls=1, max_retries=0)(run_task)
-        self._running: dict[Any, str | None] = {}  # with the node of each that is bound to one
+        # With the node of each that is bound to one, and the round in which it was started.
+        self._running: dict[Any, tuple[str | None, int]] = {}
         self._nodes: list[str] = []
         self._nodes_until_s = 0.0
-        self._joins = self._failures = self._deaths = 0
-        self._not_before_s = 0.0
+        self._last = 0
+        self._losses = Losses()
 
-    def wait(self, joins: int) -> None:
+    def wait(self, last: int, present: int) -> None:
         """Wait for the end of tasks, a moment long, and note how they have ended.
+
+        Args:
+            last: number of the worker that has joined last.
+            present: number of workers that have joined and are not lost.
 
         Raises:
             DeviceError: the tasks end before they join.
         """
-        if joins > self._joins:
-            self._joins, self._failures, self._deaths = joins, 0, 0
+        if present or last > self._last:
+            self._last = last
+            self._losses.note_progress()
         if not self._running:
             time.sleep(TICK_S)
             return
         ended, _ = self._ray.wait([*self._running], num_returns=1, timeout=TICK_S)
         for task in ended:
-            del self._running[task]
-            self._note_end(task)
+            _, began = self._running.pop(task)
+            self._note_end(task, began)
 
-    def _note_end(self, task: Any) -> None:
+    def _note_end(self, task: Any, began: int) -> None:
         errors = self._ray.exceptions
         deaths = (
             errors.WorkerCrashedError,
@@ -120,15 +127,12 @@ class Tasks:
             reason, died = _one_line(error), False
         if not reason:
             return
-        self._failures += not died
-        self._deaths += died
-        count = self._failures + self._deaths
-        self._not_before_s = time.monotonic() + PAUSE_S * count
+        self._losses.note(began, was_killed=died)
         print(f"a task of Ray has ended: {reason}", file=sys.stderr, flush=True)
-        if self._failures >= FAILURES_MAX or self._deaths >= DEATHS_MAX:
+        if self._losses.is_error:
             raise DeviceError(
-                f"run workers by Ray: expected tasks that join the import, got {count} in a row "
-                f"that ended before; the last: {reason}",
+                f"run workers by Ray: expected tasks that join the import, but they ended before, "
+                f"{self._losses.count} times in a row; the last: {reason}",
                 0,
             )
 
@@ -138,22 +142,22 @@ class Tasks:
         Raises:
             DeviceError: no node of the cluster has what a worker is to reserve.
         """
-        if time.monotonic() < self._not_before_s:
+        if time.monotonic() < self._losses.not_before_s:
             return
         if self._workers.count is not None:
             while len(self._running) < min(wanted, self._workers.count):
                 self._start(self._node)
             return
-        busy = set(self._running.values())
+        busy = {node for node, _ in self._running.values()}
         for node in self._find_nodes():
             if len(self._running) < wanted and node not in busy:
                 self._start(node)
 
     def _start(self, node: str | None) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         strategy: Any = "SPREAD"
         if node is not None:
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
             strategy = NodeAffinitySchedulingStrategy(node, soft=False)
         options = self._remote.options(
             name="dlfs import-worker",
@@ -161,7 +165,7 @@ class Tasks:
             resources=self._workers.resources or None,
             scheduling_strategy=strategy,
         )
-        self._running[options.remote(self._invitation)] = node
+        self._running[options.remote(self._invitation)] = node, self._losses.round
 
     def _find_nodes(self) -> list[str]:
         """Return the IDs of the nodes that have what a worker reserves."""
@@ -243,7 +247,7 @@ def main() -> int:
         try:
             while not orders.has_ended.is_set():
                 tasks.start(orders.wanted)
-                tasks.wait(orders.joins)
+                tasks.wait(orders.last, orders.present)
         finally:
             with suppress(Exception):  # Ray cancels them when this process ends
                 tasks.cancel()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Mapping
 from contextlib import suppress
 
 import msgspec
@@ -21,6 +21,7 @@ from dlfs.errors import DeviceError, LimitError, UsageError
 from dlfs.ingest.workers.engines import RayWorkers
 from dlfs.ingest.workers.invitation import Invitation
 from dlfs.ingest.workers.launching import LogPipe, worker_environment
+from dlfs.ingest.workers.messages import Hello
 
 CLOSE_S = 20.0
 """Longest time in which the driver cancels its tasks and ends, in seconds."""
@@ -56,16 +57,15 @@ class RayLauncher:
         self._only_here = only_here
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = LogPipe()
-        self._known: set[int] = set()
-        self._joins = 0
+        self._last = 0
         self._order = b""
 
-    def check(self, wanted: int, joined: Collection[int]) -> None:
+    def check(self, wanted: int, joined: Mapping[int, Hello]) -> None:
         """Log what the driver says, and tell it how many workers there should be.
 
         Args:
             wanted: number of workers that could have a part.
-            joined: process IDs of the workers that have joined, each on its host.
+            joined: what each worker that has joined says of itself, by its number.
 
         Raises:
             DeviceError: the driver has ended, as Ray has failed, or the tasks do not join.
@@ -79,9 +79,8 @@ class RayLauncher:
             self._pipe.take("Ray")
             how = f"the driver ended by signal {-code}" if code < 0 else f"exit code {code}"
             raise DeviceError(self._pipe.last or f"run workers by Ray: {how}", 0)
-        self._joins += len(set(joined) - self._known)
-        self._known = set(joined)
-        order = b"%d %d\n" % (wanted, self._joins)
+        self._last = max(self._last, *joined, 0)
+        order = b"%d %d %d\n" % (wanted, self._last, len(joined))
         if order != self._order:
             self._order = order
             with suppress(OSError):  # it has ended, which the next call sees

@@ -19,7 +19,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -42,7 +42,15 @@ from dlfs.ingest.workers.coordinator import (
     Send,
 )
 from dlfs.ingest.workers.listening import STRANGERS_MAX, Listener, Peer
-from dlfs.ingest.workers.messages import AnyMessage, End, Failed, Renewed, StartPart, unpack_key
+from dlfs.ingest.workers.messages import (
+    AnyMessage,
+    End,
+    Failed,
+    Hello,
+    Renewed,
+    StartPart,
+    unpack_key,
+)
 from dlfs.ingest.workers.publishing import ProgressSocket
 
 TICK_S = 0.25
@@ -59,12 +67,12 @@ _log = logging.getLogger("dlfs")
 class Launcher(Protocol):
     """Starts workers, and starts others in place of those that have ended."""
 
-    def check(self, wanted: int, joined: Collection[int]) -> None:
+    def check(self, wanted: int, joined: Mapping[int, Hello]) -> None:
         """Look after the workers; called about four times a second.
 
         Args:
             wanted: number of workers that could have a part.
-            joined: process IDs of the workers of this host that have joined.
+            joined: what each worker that has joined says of itself, by its number.
 
         Raises:
             DlfsError: no worker can be started.
@@ -257,7 +265,7 @@ class ImportServer:
                 peer.close()
                 self._coordinator.gone(number)
         if self._coordinator.failure is None and not self._coordinator.is_complete:
-            joined = {worker.hello.pid for worker in self._coordinator.workers.values()}
+            joined = {n: worker.hello for n, worker in self._coordinator.workers.items()}
             self._launcher.check(self._coordinator.wanted_workers, joined)
 
     # ---- actions ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from dlfs.ingest.workers.addresses import Address, address_towards, named_address
@@ -20,6 +20,7 @@ from dlfs.ingest.workers.engines import LOCAL, ProcessWorkers, RayWorkers, Worke
 from dlfs.ingest.workers.invitation import Invitation, clear_ended
 from dlfs.ingest.workers.launching import ProcessLauncher
 from dlfs.ingest.workers.listening import Listener
+from dlfs.ingest.workers.messages import Hello
 from dlfs.ingest.workers.ray_launcher import RayLauncher, check_ray
 from dlfs.ingest.workers.serving import Launcher
 
@@ -39,7 +40,7 @@ class JoinLauncher:
         self._path = path
         self._noted_s = time.monotonic()
 
-    def check(self, wanted: int, joined: Collection[int]) -> None:  # noqa: ARG002
+    def check(self, wanted: int, joined: Mapping[int, Hello]) -> None:  # noqa: ARG002
         """Log from time to time that no worker has joined."""
         now_s = time.monotonic()
         if joined:

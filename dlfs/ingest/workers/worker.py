@@ -113,6 +113,7 @@ class Worker:
             raise self._not_expected(message)
         elif isinstance(message, StartPart) and self.part is None:
             self.part = message
+            self._messages.append(Outgoing(ProgressMade(message.part, 0, 0, 0)))  # it has begun
         elif isinstance(message, Granted):
             self._has_asked = self._is_waiting = False
             runs = [ChunkRun(first, count) for first, count in message.runs]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dlfs.format.geometry import ChunkRun
 from dlfs.ingest.workers.coordinator import (
+    LOSSES_MAX,
     Begin,
     Commit,
     Confirm,
@@ -17,6 +18,7 @@ from dlfs.ingest.workers.messages import (
     Granted,
     Hello,
     NeedChunks,
+    ProgressMade,
     Ready,
     Renew,
     StepMade,
@@ -110,3 +112,30 @@ def test_a_full_volume_has_room_when_the_chunks_of_a_lost_worker_are_free() -> N
                 coordinator.committed()
     assert coordinator.failure is None
     assert book.held.keys() == {str(worker)}
+
+
+def test_workers_that_are_lost_at_once_say_nothing_of_a_part() -> None:
+    """Each is given the part of the one before, as nobody knows yet that it is lost as well."""
+    coordinator, first = begun(GrantBook(), [], 1)
+    hello = Hello(PROTOCOL_VERSION, "1", b"", "host", "boot", 2)
+
+    def join(count: int) -> list[int]:
+        numbers = [coordinator.join(hello, 0.0, can_be_killed=True) for _ in range(count)]
+        for number in numbers:
+            assert number is not None
+            coordinator.receive(number, Ready([None]), 0.0)
+        return [number for number in numbers if number is not None]
+
+    coordinator.receive(first, ProgressMade(0, 0, 0, 0), 0.1)
+    for number in [first, *join(2 * LOSSES_MAX)]:
+        coordinator.leave(number, "its host is lost")
+        coordinator.gone(number)
+    assert coordinator.failure is None
+    for _ in range(LOSSES_MAX - 1):
+        assert coordinator.failure is None
+        (number,) = join(1)
+        coordinator.receive(number, ProgressMade(0, 0, 0, 0), 0.2)
+        coordinator.leave(number, "it was killed")
+        coordinator.gone(number)
+    assert "part 0" in str(coordinator.failure)
+    assert "without a further step" in str(coordinator.failure)
