@@ -347,6 +347,7 @@ def test_four_ranks_are_killed_and_two_go_on(
     killed = run_ranks(4, train, source, path, tmp_path / "first", stop, None, workers)
     assert killed == [-signal.SIGKILL] * 4
     wait_for_end_of_workers(tmp_path / "first")
+    wait_for(lambda: not find_processes(os.fsencode(path)), "the end of the import")
     before = logged(tmp_path / "first")
     assert len(before) == stop * 24
     state = torch.load(tmp_path / "first" / "state.pt")
@@ -416,22 +417,21 @@ def test_the_others_learn_that_rank_0_has_closed_its_loader(archive: Path, path:
 # ---- workers -------------------------------------------------------------------------------------
 
 
-def find_workers() -> list[int]:
-    """Return the workers of an import that this process has as children."""
-    found = []
+def find_processes(word: bytes) -> dict[int, int]:
+    """Return the processes that have a word in their command line, with their parents."""
+    found = {}
     for each in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and is_worker(int(each.name)):
-                found.append(int(each.name))
+            if word in (each / "cmdline").read_bytes():
+                parent = (each / "stat").read_text().rpartition(")")[2].split()[1]
+                found[int(each.name)] = int(parent)
     return found
 
 
-def is_worker(pid: int) -> bool:
-    try:
-        return b"import-worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+def find_workers() -> list[int]:
+    """Return the workers of an import that this process has as children."""
+    found = find_processes(b"import-worker")
+    return [pid for pid, parent in found.items() if parent == os.getpid()]
 
 
 def note_workers(log: Path) -> None:
@@ -442,8 +442,8 @@ def note_workers(log: Path) -> None:
 
 
 def wait_for_end_of_workers(log: Path) -> None:
-    noted = [int(pid) for file in log.glob("*.workers") for pid in file.read_text().split()]
-    wait_for(lambda: not any(map(is_worker, noted)), "the end of the workers")
+    noted = {int(pid) for file in log.glob("*.workers") for pid in file.read_text().split()}
+    wait_for(lambda: not noted & {*find_processes(b"import-worker")}, "the end of the workers")
 
 
 def digests(path: Path | str) -> list[str]:
