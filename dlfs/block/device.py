@@ -299,12 +299,16 @@ class BlockDevice(Protocol):
             DeviceError: the device failed.
         """
 
-    def admit_writers(self) -> None:
+    def admit_writers(self) -> bool:
         """Let registered hosts write while another one has the lock. The caller has the lock.
 
         Each coordinator calls it once. It removes the writers of all other hosts, which those of an
         earlier coordinator are; only then do its own workers begin. Does nothing where the target
         has no reservations.
+
+        Returns:
+            True if a host was fenced off, now or when the lock was taken: ``dismiss_writers`` must
+            keep the fence.
 
         Raises:
             UsageError: this object does not have the lock.
@@ -319,8 +323,12 @@ class BlockDevice(Protocol):
         True where the target has no reservations. Valid from ``lock_exclusive`` to ``unlock``.
         """
 
-    def dismiss_writers(self) -> None:
+    def dismiss_writers(self, *, fence: bool) -> None:
         """End what ``admit_writers`` began, also for another coordinator. The caller has the lock.
+
+        Args:
+            fence: True if a writer was lost, which may be stopped only: the target refuses the
+                writes of other hosts after ``unlock`` too, until one of them takes the lock.
 
         Raises:
             UsageError: this object does not have the lock.
@@ -648,17 +656,19 @@ class NativeBackedDevice(abc.ABC, Closing):
         self._end_granted()
         self._grant_has_ended = True
 
-    def admit_writers(self) -> None:
+    def admit_writers(self) -> bool:
         """Let registered hosts write; see ``BlockDevice.admit_writers``."""
         self._check_locked("admit writers to")
+        return False
 
     @property
     def writers_admitted(self) -> bool:
         """False if the lock's holder excludes all other hosts."""
         return True
 
-    def dismiss_writers(self) -> None:
+    def dismiss_writers(self, *, fence: bool) -> None:
         """End what ``admit_writers`` began; see ``BlockDevice.dismiss_writers``."""
+        del fence
         self._check_locked("dismiss the writers of")
 
     def _check_locked(self, action: str) -> None:

@@ -107,12 +107,13 @@ class MissingDevice(Closing):
         """Raises DeviceLostError."""
         self._fail("grant writing to")
 
-    def admit_writers(self) -> None:
+    def admit_writers(self) -> bool:
         """Raises DeviceLostError."""
         self._fail("admit writers to")
 
-    def dismiss_writers(self) -> None:
+    def dismiss_writers(self, *, fence: bool) -> None:
         """Raises DeviceLostError."""
+        del fence
         self._fail("dismiss the writers of")
 
     def expel_writer(self, key: int | None, living: Collection[int | None] = ()) -> bool:

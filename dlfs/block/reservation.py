@@ -27,8 +27,9 @@ reservation registers and leaves the reservation alone. It does not unregister w
 lease, because a worker of the import may have come to rely on the registration. A host that takes
 the lease of a dead writer preempts all others, the import's workers included, since it cannot know
 which of them was the dead one: then the import has to be resumed. The end of the import exchanges
-the reservation again, and removes the registrations of other hosts (``dismiss``). Between the two
-commands of an exchange there is no reservation; the caller has the lease.
+the reservation again, and removes the registrations of other hosts (``dismiss``). If a worker was
+lost, the new reservation stays as a fence. Between the two commands of an exchange there is no
+reservation; the caller has the lease.
 
 A target that has reservations without this type is refused for such imports: the Write Exclusive
 reservations of other writers would lock the workers out in between.
@@ -416,7 +417,7 @@ class Reservation:
         The caller holds the lease.
 
         Returns:
-            True if other hosts were registered.
+            True if other hosts were registered, or this host's reservation is a fence.
 
         Raises:
             LeaseLostError: another host was faster.
@@ -424,7 +425,7 @@ class Reservation:
         """
         removed = self._take(self.report(), REGISTRANTS_ONLY, "admit writers")
         self.admits_writers = True
-        return removed
+        return removed or self._fences
 
     def dismiss(self, *, fence: bool) -> None:
         """Reserve the namespace for this host alone, after an import. The caller holds the lease.

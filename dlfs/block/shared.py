@@ -87,7 +87,6 @@ class SharedNamespaceDevice(NativeBackedDevice):
         self._renewer: _Renewer | None = None
         self._reservation: Reservation | None = None
         self._lock_wait_cancelled = Event()
-        self._has_expelled = False  # the host of a writer, which may be stopped
 
     @property
     @abc.abstractmethod
@@ -288,34 +287,32 @@ class SharedNamespaceDevice(NativeBackedDevice):
         """Key by which the target knows this host as a writer; None: it has no reservations."""
         return None if self._reservation is None else self._reservation.key
 
-    def admit_writers(self) -> None:
+    def admit_writers(self) -> bool:
         """Let registered hosts write; see ``BlockDevice.admit_writers``."""
         super().admit_writers()
-        if self._reservation is not None:
-            self._guard.check()
-            self._has_expelled = self._reservation.admit() or self._has_expelled
+        if self._reservation is None:
+            return False
+        self._guard.check()
+        return self._reservation.admit()
 
     @property
     def writers_admitted(self) -> bool:
         """False if the lock's holder excludes all other hosts."""
         return self._reservation is None or self._reservation.admits_writers
 
-    def dismiss_writers(self) -> None:
+    def dismiss_writers(self, *, fence: bool) -> None:
         """End what ``admit_writers`` began; see ``BlockDevice.dismiss_writers``."""
-        super().dismiss_writers()
+        super().dismiss_writers(fence=fence)
         if self._reservation is not None:
             self._guard.check()
-            self._reservation.dismiss(fence=self._has_expelled)
-            self._has_expelled = False
+            self._reservation.dismiss(fence=fence)
 
     def expel_writer(self, key: int | None, living: Collection[int | None] = ()) -> bool:
         """Have the target refuse the writes of a host; see ``BlockDevice.expel_writer``."""
         own = self._reservation or Reservation.probe(self.runner, self.nsid, self.uri)
         if own is None or key is None or key == own.key or key in living:
             return False
-        expelled = own.expel(key)
-        self._has_expelled = self._has_expelled or expelled
-        return expelled
+        return own.expel(key)
 
 
 class _RecordBlock:

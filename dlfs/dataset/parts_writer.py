@@ -170,6 +170,7 @@ class PartsWriter:
         self.bad = BadReport()
         self.labels: Mapping[str, int] = {}
         self.warnings: list[str] = []
+        self._fences = False  # a host was fenced off before, and stays so after the import
         self._state = "open"
         self._with_transaction(begin(), lambda one: self._take_over(one, layout, uuid))
 
@@ -222,7 +223,7 @@ class PartsWriter:
         self._committed.steps, self._committed.term = steps.with_record(record), self.term
         self._note_unit(generation)
         for device in transaction.devices:
-            device.admit_writers()
+            self._fences = device.admit_writers() or self._fences
         return generation
 
     def _find_base(self, base: Generation, layout: Layout | None) -> None:
@@ -369,7 +370,7 @@ class PartsWriter:
         def change(transaction: Transaction) -> Generation:
             for device in transaction.devices:
                 if not device.writers_admitted:
-                    device.admit_writers()
+                    self._fences = device.admit_writers() or self._fences
             before = self._steps
             origin = encode_origin(self.origin)
             made = write_steps(transaction, before, contents, source=origin, bad=bad)
@@ -553,7 +554,7 @@ class PartsWriter:
             record = self._steps.record
             ended = replace(with_term(record, None), granted_runs=())
             for device in transaction.devices:
-                device.dismiss_writers()
+                device.dismiss_writers(fence=self._fences or self.grants.has_lost)
             added = [ended] if ended.journal_bytes else []
             return transaction.commit(removed=[record], added=added)
 

@@ -65,7 +65,7 @@ def revoke_grants(
         wait_for_workers(transaction.devices, renewed, wait=wait)
         ours = renewed
     for device in transaction.devices:
-        device.dismiss_writers()
+        device.dismiss_writers(fence=True)
     return Transaction.over(transaction.commit(removed=ours, added=without_grants(ours)))
 
 

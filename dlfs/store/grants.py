@@ -61,12 +61,14 @@ class GrantBook:
         pool: granted runs that no worker has, sorted.
         held: runs that each worker may write, by its name, sorted.
         lost: those of lost workers.
+        has_lost: True if a worker was ever lost.
     """
 
     def __init__(self) -> None:
         self.pool: list[ChunkRun] = []
         self.held: dict[str, list[ChunkRun]] = {}
         self.lost: list[LostGrant] = []
+        self.has_lost = False
         self._mutex = Lock()
 
     def __repr__(self) -> str:
@@ -173,6 +175,7 @@ class GrantBook:
     def lose(self, worker: str, until_s: float) -> None:
         """Note that a worker is lost, which may write until some time; its chunks stay its own."""
         with self._mutex:
+            self.has_lost = True
             runs = self.held.pop(worker, ())
             if runs:
                 self.lost.append(LostGrant(worker, tuple(runs), until_s))

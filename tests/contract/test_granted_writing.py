@@ -85,7 +85,7 @@ def test_granted_writers_write_without_the_lock(opener: Opener) -> None:
         one.end_granted()
         other.end_granted()
         coordinator.lock_exclusive("a coordinator")
-        coordinator.dismiss_writers()
+        coordinator.dismiss_writers(fence=False)
         coordinator.unlock()
         assert coordinator.read(0, 5 * 4096) == 5 * DATA
 
@@ -151,7 +151,7 @@ def test_slots_are_numbers_of_a_range(opener: Opener) -> None:
 
 def test_only_the_holder_of_the_lock_admits_and_dismisses(opener: Opener) -> None:
     with opener(True) as device:
-        for call in (device.admit_writers, device.dismiss_writers):
+        for call in (device.admit_writers, lambda: device.dismiss_writers(fence=False)):
             with pytest.raises(UsageError, match="has the lock"):
                 call()
 

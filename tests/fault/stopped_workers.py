@@ -136,7 +136,7 @@ def _overwrite(scene: Scene, *, reserved: bool) -> None:
         device.write(FIRST_BYTE, NEW * (LAST_BYTE - FIRST_BYTE))
         device.flush()
         if reserved:
-            device.dismiss_writers()
+            device.dismiss_writers(fence=False)
 
 
 def _play_round(
