@@ -415,13 +415,7 @@ class PartsWriter:
                 self.grants.check(report.worker, runs[report.worker])
             except UsageError as error:
                 raise UsageError(f"{what}: {error}") from error
-            progress[content.part] = PartProgress(
-                before.step_count + 1,
-                content.end.source_count,
-                content.window_count,
-                content.end.cursor or before.cursor,
-                content.end.ends_part,
-            )
+            progress[content.part] = content.progress(before)
         return schema, progress
 
     def _reserve(

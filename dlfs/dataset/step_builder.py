@@ -128,6 +128,11 @@ class StepBuilder:
             return None
         return Schema(self.attributes.dtypes, self.names.names or _NO_NAMES, fields)
 
+    @property
+    def journal_bytes(self) -> int:
+        """Bytes of the paths and attributes of the samples, at most."""
+        return self.path_bytes + self.attributes.size_bytes
+
     def __contains__(self, path: object) -> bool:
         """Return True if a sample of this path was added."""
         return path in self.packing

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlfs.attributes import AttributeTable
-from dlfs.connection.unfinished import UnfinishedSteps
+from dlfs.connection.unfinished import PartProgress, UnfinishedSteps
 from dlfs.format.bad_records import BadReport, bad_records_tags
 from dlfs.format.catalog import DatasetRecord
 from dlfs.format.constants import TAG_BAD_RECORDS, TAG_SOURCE
@@ -85,6 +85,16 @@ class StepContent:
     def attributes_bytes(self) -> int:
         """Length of the attribute segment; 0 without columns."""
         return sum(part.nbytes for part in self.attributes)
+
+    def progress(self, before: PartProgress) -> PartProgress:
+        """Return what the steps of its part have with this one, given those before it."""
+        return PartProgress(
+            before.step_count + 1,
+            self.end.source_count,
+            self.window_count,
+            self.end.cursor or before.cursor,
+            self.end.ends_part,
+        )
 
     def header(self, number: int, first_chunk: int) -> StepHeader:
         """Return the header of the step in a journal.

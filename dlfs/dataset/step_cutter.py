@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlfs.attributes.builder import as_array
-from dlfs.base.units import GIB
+from dlfs.base.units import GIB, MIB
 from dlfs.errors import UsageError
 from dlfs.format.bad_records import BadReport
 from dlfs.format.journal import CURSOR_BYTES_MAX, STEP_SAMPLES, Cursor
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 STEP_BYTES = 2 * GIB
 """Bytes of samples after which a step ends."""
+STEP_JOURNAL_BYTES = 256 * MIB
+"""Bytes of paths and attributes after which a step ends: a writer has them in memory, and a worker
+reports them in one message."""
 
 
 class SampleTarget(Protocol):
@@ -39,6 +42,10 @@ class SampleTarget(Protocol):
     @property
     def new_bytes(self) -> int:
         """Sum of their lengths, in bytes."""
+
+    @property
+    def journal_bytes(self) -> int:
+        """Bytes of their paths and attributes, at most."""
 
     def add_batch(
         self,
@@ -210,7 +217,9 @@ class StepCutter(abc.ABC):
     def _is_full(self) -> bool:
         present = self._present
         return present is not None and (
-            present.new_bytes >= self._step_bytes or present.new_count >= STEP_SAMPLES
+            present.new_bytes >= self._step_bytes
+            or present.new_count >= STEP_SAMPLES
+            or present.journal_bytes >= STEP_JOURNAL_BYTES
         )
 
     def _end_of_step(self, target: SampleTarget, lengths: NDArray[np.int64], first: int) -> int:

@@ -233,6 +233,11 @@ class DatasetWriter:
         return self._samples.new_bytes
 
     @property
+    def journal_bytes(self) -> int:
+        """Bytes of the paths and attributes of the samples added so far, at most."""
+        return self._samples.journal_bytes
+
+    @property
     def sample_count(self) -> int:
         """Number of samples: those that were added, and those of the earlier version."""
         return self.new_count + (self.previous.record.sample_count if self.previous else 0)

@@ -525,7 +525,8 @@ def described_bytes(values: Array) -> Int64Array:
     if not values.dtype.hasobject:
         each = values.nbytes // max(1, len(values))
         return np.full(len(values), each, np.int64)
-    return np.array([len(to_bytes(text)) for text in values.tolist()], np.int64)
+    lengths = (len(text) if text.isascii() else len(to_bytes(text)) for text in values.tolist())
+    return np.fromiter(lengths, np.int64, len(values))
 
 
 def join_shown(folder: str, path: bytes) -> str:

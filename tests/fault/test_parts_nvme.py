@@ -17,7 +17,7 @@ from dlfs.base.units import KIB, MIB
 from dlfs.block import SharedNamespaceDevice, open_device
 from dlfs.block.lease import LeaseTimes, boot_clock
 from dlfs.dataset import committed_steps
-from dlfs.errors import DeviceError, LockedError, StaleError
+from dlfs.errors import DeviceError, LeaseLostError, LockedError, StaleError
 from dlfs.format.journal import find_term
 from tests.support.nvme import Namespace, ScriptedTarget, Subsystem
 from tests.support.parts import (
@@ -171,4 +171,33 @@ def test_an_abandoned_import_frees_chunks_when_grants_have_expired(
         assert boot_clock() - begin_s >= MORTAL.expiry_s
         with pytest.raises(StaleError):
             parts.confirm()
+    check_no_leak(volume)
+
+
+def test_the_host_of_a_lost_worker_is_fenced_off_for_good(
+    target: ScriptedTarget, volume: dlfs.Volume
+) -> None:
+    """By the target alone: the worker's own grant goes on, as by a clock that stands still."""
+    parts = open_parts(volume)
+    parts.commit(reserve=200)
+    lost = Worker(volume, parts, "a", opener=partial(open_on, target, WORKER))  # type: ignore[arg-type]
+    run = lost.take(1)
+    member, offset = lost.geometry.locate(run.first_chunk, 0)
+    device = lost.devices[member]
+    device.write(offset, b"\xee" * 16 * KIB)
+    with open_device(target.uri(hostid=COORDINATOR), writable=True) as own:
+        assert own.expel_writer(device.writer_key)
+    parts.grants.lose("a", boot_clock())
+    with pytest.raises(LeaseLostError, match="fenced this one off"):
+        device.write(offset, b"\xee" * 16 * KIB)
+    other = Worker(volume, parts, "b", opener=partial(open_on, target, COORDINATOR))  # type: ignore[arg-type]
+    for part in range(len(COUNTS)):
+        parts.commit(other.write(part).reports(), reserve=10)
+    other.end()
+    parts.seal()
+    expected = everything(volume)
+    with pytest.raises(LeaseLostError, match="fenced this one off"):
+        device.write(offset, b"\xee" * 16 * KIB)
+    lost.close()
+    assert everything(volume) == expected
     check_no_leak(volume)

@@ -237,6 +237,17 @@ def _resume(uri: str, name: str | None, *, json: bool) -> None:
 
 def _run(command: dict[str, Any], *, json: bool) -> None:
     """Import as a command says that has the parameters of ``import_dataset``."""
+    join_file = command.get("join_file")
+    if join_file is None:
+        _run_import(command, json=json)
+        return
+    from dlfs.ingest.workers.invitation import ended_in_file
+
+    with ended_in_file(join_file):  # workers that are there first need not wait
+        _run_import(command, json=json)
+
+
+def _run_import(command: dict[str, Any], *, json: bool) -> None:
     name, format_name = command["name"], command["format_name"]
     append, skip_existing = command["append"], command["skip_existing"]
     options = parse_settings(command["settings"] or [])

@@ -297,7 +297,7 @@ class TarSource(ArchiveShards):
 
     def described_bytes(self) -> Int64Array:
         """Return the bytes of each member in a description; see ``ShardSource``."""
-        return np.array([len(path) for path in self._files], np.int64)
+        return np.fromiter(map(len, self._files), np.int64, len(self._files))
 
     def _place(self, shard: int, member: Member) -> tuple[int, int, int]:
         position = member.segments[0].position_bytes if member.segments else 0

@@ -182,7 +182,7 @@ class ZipSource(ShardSource):
 
     def described_bytes(self) -> Int64Array:
         """Return the bytes of each member in a description; see ``ShardSource``."""
-        return np.array([len(path) for path in self._files], np.int64)
+        return np.fromiter(map(len, self._files), np.int64, len(self._files))
 
     def _open(self, path: str) -> ZipArchive:
         if Path(path).is_dir():

@@ -87,7 +87,6 @@ class Connection:
             self._urgent: deque[bytes] = deque()
             self._waiting: deque[memoryview] = deque()
             self._waiting_bytes = 0
-            self._is_amid = False  # a part of the first one that waits was sent
             self._is_amid = False  # the first message that waits was sent in part
             self._sending = bytearray()
             self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -558,13 +558,7 @@ class Coordinator:
                 f"expected step {before.step_count} of part {part.number}, got {content.number}"
             )
         self._check_granted(worker, content)
-        part.before = PartProgress(
-            before.step_count + 1,
-            content.end.source_count,
-            content.window_count,
-            content.end.cursor or before.cursor,
-            content.end.ends_part,
-        )
+        part.before = content.progress(before)
         part.losses = 0
         part.sample_count += content.sample_count
         part.sample_bytes += content.sample_bytes
@@ -647,7 +641,8 @@ class Coordinator:
         for worker in self.workers.values():
             if worker.part is None and worker.keys is not None and not worker.is_ending:
                 worker.is_ending = True
-                self._actions.append(Send(worker.number, End("the volume has no room for more")))
+                end = End("the volume has no room for another worker now", goes_on=True)
+                self._actions.append(Send(worker.number, end))
         may_come = bool(self._removed or self._leaving or self._grants.lost or self._contents)
         may_come |= self._may_have_freed  # what a commit frees is listed by the next one
         if not may_come and all(worker.is_waiting for worker in self.workers.values()):

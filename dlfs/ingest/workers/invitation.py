@@ -18,7 +18,8 @@ import secrets
 import socket
 import ssl
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -163,13 +164,9 @@ class Invitation:
             path: the file.
             error: error of the import; None if it is complete.
         """
-        kind, text = _NONE, ""
-        if error is not None:
-            kind = type(error).__name__ if isinstance(error, DlfsError) else DeviceError.__name__
-            text = str(error) if isinstance(error, DlfsError) else "the import was interrupted"
         with suppress(DlfsError, OSError):
             if Invitation.read(path) == self:
-                _write(path, f"{_ENDED} {kind} {' '.join(text.split())[:_TEXT_CHARACTERS_MAX]}")
+                _write(path, _end_text(error))
 
     def connect(self) -> tuple[socket.socket, ssl.SSLContext | None]:
         """Connect to the coordinator.
@@ -264,6 +261,33 @@ def clear_ended(path: str) -> None:
             Invitation.read(path)
         except ImportEndedError:
             os.unlink(path)
+
+
+@contextmanager
+def ended_in_file(path: str) -> Iterator[None]:
+    """Have the file say how an import has ended that ends before it writes an invitation."""
+    try:
+        yield
+    except BaseException as error:
+        _end_in_new_file(path, error)
+        raise
+    _end_in_new_file(path, None)
+
+
+def _end_in_new_file(path: str, error: BaseException | None) -> None:
+    with suppress(DlfsError, OSError):
+        if not os.path.lexists(path):
+            _write(path, _end_text(error))
+
+
+def _end_text(error: BaseException | None) -> str:
+    """Return what a file says of an import that has ended, with an error or without."""
+    if error is None:
+        return f"{_ENDED} {_NONE} "
+    is_known = isinstance(error, DlfsError)
+    kind = type(error).__name__ if is_known else DeviceError.__name__
+    text = str(error) if is_known else "the import was interrupted"
+    return f"{_ENDED} {kind} {' '.join(text.split())[:_TEXT_CHARACTERS_MAX]}"
 
 
 def _write(path: str, text: str) -> None:

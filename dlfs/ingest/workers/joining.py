@@ -4,7 +4,7 @@ The coordinator writes its invitation to the file, in a directory that all hosts
 the file says how the import has ended, for workers that come late. ``join_import`` waits for the
 file and runs a worker in this process. A worker that has lost the coordinator joins again as
 another worker: the coordinator may have lost it, or another one may have taken the import over, and
-written the file anew.
+written the file anew. So does one for which the volume had no room, a while later.
 
 Threads: those of the worker.
 """
@@ -14,14 +14,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from dlfs.errors import LeaseLostError, NotFoundError, StaleError
+from dlfs.errors import DlfsError, LeaseLostError, NotFoundError, StaleError
 from dlfs.ingest.workers.connection import ConnectionEndedError
 from dlfs.ingest.workers.invitation import CannotJoinError, ImportEndedError, Invitation
-from dlfs.ingest.workers.process import run_worker
+from dlfs.ingest.workers.process import NotNeededError, run_worker
 
 WAIT_S = 600.0
 """Time for which a worker waits for a coordinator by default, in seconds."""
 RETRY_S = 0.5
+"""Interval between two looks at the file, in seconds."""
+REJOIN_S = 10.0
+"""Time after which a worker joins again that was not needed, in seconds."""
 
 
 def join_import(path: str, *, wait_s: float = WAIT_S, say: Callable[[str], None]) -> None:
@@ -45,6 +48,10 @@ def join_import(path: str, *, wait_s: float = WAIT_S, say: Callable[[str], None]
             if (failure := run_worker(Invitation.read(path), is_process=True)) is not None:
                 raise failure
             return
+        except NotNeededError as error:
+            say(f"{error}; joining again later")
+            until_s = time.monotonic() + REJOIN_S + wait_s
+            _wait_for_end(path)
         except (StaleError, LeaseLostError) as error:
             say(f"{error}; joining again")
             until_s = time.monotonic() + wait_s
@@ -56,4 +63,15 @@ def join_import(path: str, *, wait_s: float = WAIT_S, say: Callable[[str], None]
         except (NotFoundError, CannotJoinError, ConnectionEndedError):
             if time.monotonic() >= until_s:
                 raise
+        time.sleep(RETRY_S)
+
+
+def _wait_for_end(path: str) -> None:
+    """Wait a while for the end of an import that does not need this worker now."""
+    again_s = time.monotonic() + REJOIN_S
+    while time.monotonic() < again_s:
+        try:
+            Invitation.read(path)
+        except DlfsError:
+            return  # the caller reads it again
         time.sleep(RETRY_S)

@@ -120,6 +120,18 @@ class Link:
             told = self._worker.failure
             return None if told is None else told.error()
 
+    @property
+    def is_lost(self) -> bool:
+        """True if the worker is to end because it has no right to write any more."""
+        with self._changed:
+            return self._worker.is_lost
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the worker was told to end, and the import goes on without it."""
+        with self._changed:
+            return self._worker.goes_on
+
     def welcome(self) -> Welcome:
         """Wait for the coordinator's answer, and return it.
 
@@ -286,7 +298,7 @@ class Link:
 
     def _note_request(self, number: int) -> None:
         """Note which connections the devices have before a request for time is sent."""
-        if self._devices:
+        if any(device.grants_expire for device in self._devices):
             self._incarnations[number] = [device.incarnation() for device in self._devices]
 
     def _next_time(self) -> float:

@@ -23,6 +23,7 @@ from typing import Any
 
 from dlfs._native.handle import Descriptor
 from dlfs.base.closing import closed_on_error
+from dlfs.base.units import format_count
 from dlfs.errors import DeviceError, DlfsError, UsageError
 from dlfs.ingest.workers.connection import Connection
 from dlfs.ingest.workers.invitation import (
@@ -38,6 +39,8 @@ HANDSHAKE_S = 10.0
 STRANGERS_MAX = 64
 """Most peers at a time that have not."""
 BACKLOG = 128
+REFUSAL_NOTE_S = 10.0
+"""Least time between two log messages of peers that were not admitted, in seconds."""
 
 _CREDENTIALS = struct.Struct("3i")
 _NAME_BYTES = 16
@@ -88,6 +91,8 @@ class Listener:
     def __init__(self, host: str | None = None, port: int = 0, shown: str | None = None) -> None:
         self._credentials = None if host is None else Credentials.make()
         self.sockets: list[socket.socket] = []
+        self._noted_s: float | None = None
+        self._unnoted = 0  # refusals since then
         with closed_on_error(self):
             name = f"dlfs-import-{secrets.token_hex(_NAME_BYTES)}"
             self._listen(socket.AF_UNIX, abstract_address(name), "a UNIX socket")
@@ -141,8 +146,22 @@ class Listener:
             with closed_on_error(connected):
                 return self._take(connected, now_s)
         except (DlfsError, OSError) as error:
-            _log.warning("import: a worker was not admitted: %s", error)
+            self.note_refusal(error, now_s)
             return None
+
+    def note_refusal(self, error: Exception, now_s: float) -> None:
+        """Log why a peer was not admitted; any process can connect, so not too often.
+
+        Args:
+            error: the reason.
+            now_s: the time.
+        """
+        if self._noted_s is not None and now_s < self._noted_s + REFUSAL_NOTE_S:
+            self._unnoted += 1
+            return
+        others = f" ({format_count(self._unnoted, 'other')} not logged)" if self._unnoted else ""
+        self._noted_s, self._unnoted = now_s, 0
+        _log.warning("import: a worker was not admitted: %s%s", error, others)
 
     def _take(self, connected: socket.socket, now_s: float) -> Peer:
         until_s = now_s + HANDSHAKE_S

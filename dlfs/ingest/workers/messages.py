@@ -301,12 +301,13 @@ class End(Message, frozen=True):
 
     Attributes:
         reason: why.
-        failure: the error of the import, or of the worker that is refused; None if the import is
-            complete.
+        failure: the error of the import, or of the worker that is refused; None without.
+        goes_on: True if the import goes on without this worker.
     """
 
     reason: Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS_MAX)]
     failure: Failed | None = None
+    goes_on: bool = False
 
 
 FromWorker = Hello | Ready | Renew | NeedChunks | ProgressMade | StepMade | Failed | Ended

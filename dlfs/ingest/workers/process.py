@@ -49,6 +49,11 @@ PROGRESS_S = 0.5
 ALL_BAD = "100%"
 """Bad records that a worker allows, if the import allows any: the coordinator counts all."""
 
+
+class NotNeededError(StaleError):
+    """The import goes on without this worker; it may need one later."""
+
+
 OnSamples = Callable[[int, SampleBlock], None]
 """Called with the number of a part and a block of its samples that is being packed."""
 
@@ -93,20 +98,23 @@ def run_worker(
     Raises:
         CannotJoinError: no coordinator answers.
         DlfsError: the worker failed; the coordinator knows it.
+        NotNeededError: the import goes on without it.
         StaleError: the worker is lost: its connection or its right to write has ended.
     """
     with Link(invitation, _hello, ends_process=is_process) as link:
         try:
             _join(link, on_samples)
         except WorkerEndedError as ended:
-            if link.failure is None:
+            if link.is_lost and link.failure is None:
                 raise StaleError(f"import as a worker: {ended}") from ended
-            link.report_end()
+            link.report_end()  # it was told to end while it opened devices, or has failed
         except (LeaseLostError, CannotJoinError):
             raise  # it could not renew its right to write: another worker takes its part
         except (DlfsError, OSError, MemoryError) as error:
             link.report_failure(error)
             raise
+        if link.goes_on:
+            raise NotNeededError("import as a worker: the volume has no room for another one now")
         return link.failure
 
 

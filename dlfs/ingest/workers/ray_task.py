@@ -15,10 +15,12 @@ def run_task(invitation: str) -> str:
         Why it has ended; empty if it was told to.
     """
     from dlfs.ingest.workers.invitation import Invitation
-    from dlfs.ingest.workers.process import run_worker
+    from dlfs.ingest.workers.process import NotNeededError, run_worker
 
     try:
         failure = run_worker(Invitation.parse(invitation), is_process=True)
+    except NotNeededError:
+        return ""
     except DlfsError as error:
         return str(error)
     return "" if failure is None else str(failure)

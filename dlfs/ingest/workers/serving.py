@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ from dlfs.block.device import BlockDevice
 from dlfs.block.lease import boot_clock
 from dlfs.connection.unfinished import PartProgress
 from dlfs.dataset.parts_writer import PartsWriter, WorkerStep
-from dlfs.errors import DeviceError, DlfsError, StaleError
+from dlfs.errors import DeviceError, DlfsError, LockedError, StaleError
 from dlfs.ingest.workers.connection import ConnectionEndedError
 from dlfs.ingest.workers.coordinator import (
     Action,
@@ -58,7 +59,11 @@ TICK_S = 0.25
 GONE_POLL_S = 0.02
 """Interval between two looks at whether a killed worker's last write has ended, in seconds."""
 GONE_S = 10.0
-"""Longest wait for that at the end of an import, in seconds."""
+"""Longest wait for that after an error of the import, in seconds."""
+GONE_NOTE_S = 5.0
+"""Interval between two notes that this is waited for, in seconds."""
+GONE_MAX_S = 300.0
+"""Longest wait for that when all parts are committed, in seconds."""
 FAILED_S = 2.0
 """Time in which workers end by themselves after an error of the import, in seconds."""
 _log = logging.getLogger("dlfs")
@@ -80,6 +85,25 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """End all workers, and wait until they have ended."""
+
+
+@dataclass
+class _Dying:
+    """A worker that was killed, and of which a write may still be under way.
+
+    Attributes:
+        peer: its connection, which has ended, and its process.
+        slot: its slot.
+        name: its name, for messages.
+        killed_s: time at which it was killed.
+        noted_s: time of the last note of it.
+    """
+
+    peer: Peer
+    slot: int
+    name: str
+    killed_s: float
+    noted_s: float
 
 
 class ImportServer:
@@ -118,12 +142,13 @@ class ImportServer:
         self._peers: dict[int, Peer] = {}
         self._numbers: dict[Peer, int] = {}
         self._strangers: set[Peer] = set()
-        self._dying: dict[int, tuple[Peer, int]] = {}  # with the slot of each
+        self._dying: dict[int, _Dying] = {}
         self._calls: list[tuple[Future[Any], Callable[[Future[Any]], None]]] = []
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._is_listening = False
         self._failed_s: float | None = None
+        self._has_given_up = False  # on a killed worker whose write does not end
 
     def run(self) -> None:
         """Run until all parts are committed.
@@ -154,7 +179,7 @@ class ImportServer:
         else:
             return False
         self._act(coordinator.take_actions())
-        return coordinator.is_idle and not self._calls
+        return (coordinator.is_idle or self._has_given_up) and not self._calls
 
     def _fail(self) -> None:
         """Tell workers of the import's error; do not wait for what they read."""
@@ -233,7 +258,7 @@ class ImportServer:
             self._coordinator.leave(number, str(error))
             return
         if not isinstance(error, ConnectionEndedError):
-            _log.warning("import: a worker was not admitted: %s", error)
+            self._listener.note_refusal(error, boot_clock())
             if peer.connection.is_admitted:
                 with suppress(DlfsError):
                     peer.connection.send(End(str(error), Failed.of(error, None)))
@@ -259,14 +284,39 @@ class ImportServer:
         now_s = boot_clock()
         for peer in [peer for peer in self._strangers if now_s >= peer.until_s]:
             self._drop(peer, DeviceError("it did not prove in time that it may join"))
-        for number, (peer, slot) in list(self._dying.items()):
-            if all(device.granted_writers_gone(slot) for device in self._devices):
+        for number, dying in list(self._dying.items()):
+            if all(device.granted_writers_gone(dying.slot) for device in self._devices):
                 del self._dying[number]
-                peer.close()
+                dying.peer.close()
                 self._coordinator.gone(number)
+            else:
+                self._note_dying(dying, now_s)
         if self._coordinator.failure is None and not self._coordinator.is_complete:
             joined = {n: worker.hello for n, worker in self._coordinator.workers.items()}
             self._launcher.check(self._coordinator.wanted_workers, joined)
+
+    def _note_dying(self, dying: _Dying, now_s: float) -> None:
+        """Say that a killed worker has not ended; do not wait for it for ever at the end."""
+        waited_s = now_s - dying.killed_s
+        if now_s - dying.noted_s >= GONE_NOTE_S:
+            dying.noted_s = now_s
+            _log.warning(
+                "import: waiting for the end of %s, which was killed %.0f s ago: a write of it is "
+                "still under way",
+                dying.name,
+                waited_s,
+            )
+        failure = self._coordinator.failure
+        most_s = GONE_MAX_S if failure is None else GONE_S
+        if (failure is not None or self._coordinator.is_complete) and waited_s >= most_s:
+            self._coordinator.fail(
+                LockedError(
+                    f"import: expected the end of {dying.name}, which was killed, within "
+                    f"{most_s:g} s, but a write of it is still under way; go on with the import "
+                    "when it has ended"
+                )
+            )
+            self._has_given_up = True
 
     # ---- actions ---------------------------------------------------------------------------------
 
@@ -314,7 +364,8 @@ class ImportServer:
             if any(action.keys or ()):
                 self._call(partial(self._expel, action), self._end_expel)
         else:
-            self._dying[action.worker] = peer, action.slot
+            now_s = boot_clock()
+            self._dying[action.worker] = _Dying(peer, action.slot, action.name, now_s, now_s)
 
     def _kill(self, number: int) -> None:
         """Kill a worker of this host; one elsewhere ends with its connection."""
@@ -389,7 +440,7 @@ class ImportServer:
         for peer in [
             *self._peers.values(),
             *self._strangers,
-            *(p for p, _ in self._dying.values()),
+            *(dying.peer for dying in self._dying.values()),
         ]:
             peer.close()
         self._selector.close()

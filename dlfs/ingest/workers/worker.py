@@ -73,6 +73,7 @@ class Worker:
         is_permitted: True if it may write, as long as the deadline has not passed.
         end: why it is to end; None before.
         failure: the error with which it is to end; None without.
+        goes_on: True if it is to end and the import goes on without it.
         is_lost: True if it is to end because it has no right to write any more.
     """
 
@@ -84,6 +85,7 @@ class Worker:
         self.is_permitted = False
         self.end: str | None = None
         self.failure: Failed | None = None
+        self.goes_on = False
         self.is_lost = False
         self._began_s = now_s
         self._messages: deque[Outgoing] = deque([Outgoing(hello)])
@@ -106,7 +108,7 @@ class Worker:
         """
         if isinstance(message, End):
             self.end = self.end or message.reason
-            self.failure = message.failure
+            self.failure, self.goes_on = message.failure, message.goes_on
         elif isinstance(message, Welcome) and self.welcome is None:
             self.welcome = message
         elif self.welcome is None or isinstance(message, Welcome):

@@ -13,9 +13,10 @@ import pytest
 import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.block.lease import boot_clock
-from dlfs.dataset import committed_steps
+from dlfs.dataset import committed_steps, step_cutter
 from dlfs.dataset.parts_writer import WorkerStep
 from dlfs.errors import ExistsError, FormatError, LockedError, StaleError, UsageError
+from dlfs.format.constants import ATTRIBUTE_BLOCK_BYTES
 from dlfs.format.geometry import ChunkRun
 from dlfs.store.space import count_chunks
 from tests.support.parts import (
@@ -81,6 +82,34 @@ def test_the_dataset_is_that_of_a_plain_import(
     check_no_leak(volume)
 
 
+def test_steps_end_by_their_paths_and_attributes(
+    tmp_path: Path, volume: dlfs.Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = open_parts(volume, one_pass=True)
+    parts.commit(reserve=100)
+    worker = Worker(volume, parts, "a")
+    worker.write(3)
+    whole = [step.sample_count for step in worker.steps]
+    worker.close()
+    parts.abort()
+    volume.abandon("x")
+    limit_bytes = 5 * ATTRIBUTE_BLOCK_BYTES + 1200  # little more than two columns without values
+    monkeypatch.setattr(step_cutter, "STEP_JOURNAL_BYTES", limit_bytes)
+    plain = fresh(tmp_path / "plain.img")
+    import_plainly(plain, one_pass=True)
+    expected = everything(plain)
+    parts = open_parts(volume, one_pass=True)
+    parts.commit(reserve=100)
+    worker = Worker(volume, parts, "a")
+    for part in range(len(COUNTS)):
+        steps = [step.sample_count for step in worker.write(part).steps]
+        assert part != 3 or steps != whole
+        parts.commit(worker.reports(), reserve=10)
+    worker.end()
+    parts.seal()
+    assert everything(volume) == expected
+
+
 def test_what_is_granted_is_on_the_volume_before(volume: dlfs.Volume) -> None:
     free = volume.free_bytes
     parts = open_parts(volume)
@@ -90,8 +119,8 @@ def test_what_is_granted_is_on_the_volume_before(volume: dlfs.Volume) -> None:
     assert list(record.granted_runs) == parts.grants.runs() == parts.grants.pool
     assert count_chunks(record.granted_runs) == 10
     (info,) = volume.unfinished()
-    assert info.stored_bytes == 10 * CHUNK_BYTES == volume.usage().unfinished_bytes
-    assert volume.free_bytes <= free - info.stored_bytes
+    assert info.granted_bytes == 10 * CHUNK_BYTES == volume.usage().unfinished_bytes
+    assert volume.free_bytes <= free - info.granted_bytes
     assert list(volume.verify()) == []
     parts.abort()
     check_no_leak(volume)

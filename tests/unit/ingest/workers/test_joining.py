@@ -19,8 +19,9 @@ import pytest
 import dlfs
 from dlfs.base.units import KIB, MIB
 from dlfs.cli.exits import ExitCode
-from dlfs.errors import DlfsError, ExistsError, NotFoundError, UsageError
+from dlfs.errors import DlfsError, ExistsError, NotFoundError, SpaceError, UsageError
 from dlfs.ingest.importer import ImportReport, import_dataset, open_source
+from dlfs.ingest.workers import joining
 from dlfs.ingest.workers.addresses import Address
 from dlfs.ingest.workers.by_workers import WorkersOptions
 from dlfs.ingest.workers.invitation import (
@@ -30,7 +31,7 @@ from dlfs.ingest.workers.invitation import (
     clear_ended,
 )
 from dlfs.ingest.workers.joining import join_import
-from dlfs.ingest.workers.process import run_worker
+from dlfs.ingest.workers.process import NotNeededError, run_worker
 from dlfs.ingest.workers.starting import start_workers
 from tests.support.files import write_files
 from tests.support.nvme import Namespace, ScriptedTarget, Subsystem
@@ -243,6 +244,42 @@ def test_a_worker_that_comes_late(source: Path, volume: str) -> None:
         join_import(made.file, wait_s=0, say=print)
     clear_ended(made.file)
     assert not os.path.exists(made.file)
+
+
+def test_an_import_that_ends_before_workers_can_join(tmp_path: Path, volume: str) -> None:
+    (tmp_path / "empty").mkdir()
+    file = str(tmp_path / "join")
+    command = [sys.executable, "-m", "dlfs.cli", "import", str(tmp_path / "empty"), volume]
+    command += ["--name", "x", "--join-file", file]
+    assert subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode
+    with pytest.raises(NotFoundError, match="at least one sample"):
+        join_import(file, wait_s=0, say=print)
+    assert subprocess.run([*command, "--allow-empty", "--quiet"], check=False).returncode == 0
+    join_import(file, wait_s=0, say=print)
+
+
+def test_a_worker_without_room_joins_again_until_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = str(tmp_path / "join")
+    invitation = Invitation("name", "")
+    invitation.write(file)
+    said: list[str] = []
+    joined: list[Invitation] = []
+
+    def run(found: Invitation, **_options: object) -> None:
+        joined.append(found)
+        if len(joined) == 2:
+            invitation.end(file, SpaceError("no room at all"))
+        raise NotNeededError("no room")
+
+    monkeypatch.setattr(joining, "run_worker", run)
+    monkeypatch.setattr(joining, "REJOIN_S", 0.0)
+    monkeypatch.setattr(joining, "RETRY_S", 0.0)
+    with pytest.raises(SpaceError, match="no room at all"):
+        join_import(file, wait_s=100, say=said.append)
+    assert joined == 2 * [invitation]
+    assert said == 2 * ["no room; joining again later"]
 
 
 def test_another_file_is_not_replaced(tmp_path: Path) -> None:
