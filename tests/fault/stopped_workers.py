@@ -127,8 +127,9 @@ def _overwrite(scene: Scene, *, reserved: bool) -> None:
     """Take the import over as another coordinator, and use what the worker was granted."""
     with open_device(scene.successor_uri, writable=True) as device:
         device.lock_exclusive("its successor")
+        fence = False
         if reserved:
-            device.admit_writers()
+            fence = device.admit_writers()
         else:
             device.unlock()
             time.sleep(scene.times.expiry_s)  # the protocol's own wait
@@ -136,7 +137,7 @@ def _overwrite(scene: Scene, *, reserved: bool) -> None:
         device.write(FIRST_BYTE, NEW * (LAST_BYTE - FIRST_BYTE))
         device.flush()
         if reserved:
-            device.dismiss_writers(fence=False)
+            device.dismiss_writers(fence=fence)
 
 
 def _play_round(
