@@ -40,7 +40,7 @@ from dlfs.base.deadlines import current_deadline
 from dlfs.base.threads import has_ended, start_call
 from dlfs.block import silence
 from dlfs.block.device import NativeBackedDevice
-from dlfs.block.file_systems import check_one_host
+from dlfs.block.file_systems import check_free_space, check_one_host
 from dlfs.block.lock import HolderRecord
 from dlfs.block.slots import are_slots_free, lock_slot
 from dlfs.block.uri import format_path
@@ -370,16 +370,8 @@ def _create(file: Descriptor, name: str, size_bytes: int) -> None:
 
 
 def _reserve(descriptor: int, size_bytes: int) -> None:
-    """Reserve the space of a new file.
-
-    The kernel reserves all that is free before it refuses the rest, and other programs find no
-    space meanwhile. So what cannot fit is refused before.
-    """
-    room = os.fstatvfs(descriptor)
-    free_blocks = room.f_bavail if os.geteuid() else room.f_bfree  # some are root's alone
-    free_bytes = free_blocks * room.f_frsize
-    if room.f_blocks > 0 and size_bytes > free_bytes:
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {free_bytes} bytes are free")
+    """Reserve the space of a new file."""
+    check_free_space(descriptor, size_bytes)
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
     except OSError as error:

@@ -9,6 +9,7 @@ Source: Linux, include/uapi/linux/magic.h; GNU coreutils, src/stat.c (``human_fs
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -85,3 +86,19 @@ def check_one_host(descriptor: int, action: str) -> None:
             f"{action}: expected a file system of one host, got one of type 0x{kind:08x}, of which "
             "it is unknown whether other hosts may mount it"
         )
+
+
+def check_free_space(descriptor: int, more_bytes: int) -> None:
+    """Refuse what cannot fit before a file is given more space.
+
+    The kernel reserves all that is free before it refuses the rest, and other programs find no
+    space meanwhile.
+
+    Raises:
+        OSError: ENOSPC, with the bytes that are free.
+    """
+    room = os.fstatvfs(descriptor)
+    free_blocks = room.f_bavail if os.geteuid() else room.f_bfree  # some are root's alone
+    free_bytes = free_blocks * room.f_frsize
+    if room.f_blocks > 0 and more_bytes > free_bytes:
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {free_bytes} bytes are free")

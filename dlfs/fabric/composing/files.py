@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from dlfs._native.handle import Descriptor
+from dlfs.block.file_systems import check_free_space
 from dlfs.errors import DlfsError, ExistsError, NotFoundError, write_error
 
 _NEW_SUFFIX = ".new"
@@ -70,6 +71,7 @@ def _reserve(path: Path, size_bytes: int, flags: int) -> None:
         file.fill(os.open, path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
         if os.fstat(file.value).st_size > size_bytes:
             os.ftruncate(file.value, size_bytes)
+        check_free_space(file.value, size_bytes - os.fstat(file.value).st_blocks * 512)
         os.posix_fallocate(file.value, 0, size_bytes)
 
 

@@ -48,6 +48,15 @@ def test_too_little_space_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert os.listdir(tmp_path) == []
 
 
+def test_what_cannot_fit_takes_no_space_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "posix_fallocate")
+    with pytest.raises(SpaceError, match=r"a\.namespace: No space left.*\d+ bytes are free"):
+        reserve_file(str(tmp_path / "a.namespace"), 1 << 55, "compose")
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_file_of_another_command_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.namespace"
     fallocate = os.posix_fallocate
